@@ -1,0 +1,120 @@
+"""Where the bytes of a file in a layer come from: memory, a file, or a raw deflate stream inside an archive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from isal import isal_zlib
+from isal.igzip_lib import IsalError
+
+from envbuilder.errors import EnvbuilderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+CHUNK = 1 << 20
+
+
+class CorruptContentError(EnvbuilderError):
+    """The bytes of a file are not what their archive says they are."""
+
+
+class Content(Protocol):
+    """The bytes of one file."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes in pieces of at most about a megabyte. May be called more than once."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Content that lies in memory."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return len(self.data)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes."""
+        for start in range(0, len(self.data), CHUNK):
+            yield self.data[start : start + CHUNK]
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """Content that lies in a file of known size."""
+
+    path: Path
+    size: int
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the file's bytes; raise CorruptContentError when its size has changed."""
+        seen = 0
+        with self.path.open("rb") as file:
+            while data := file.read(CHUNK):
+                seen += len(data)
+                yield data
+        if seen != self.size:
+            raise CorruptContentError(f"{self.path}: has {seen} bytes instead of {self.size}")
+
+
+@dataclass(frozen=True)
+class Deflated:
+    """Content that is a raw deflate stream (RFC 1951), as a ZIP member or a gzip member holds it.
+
+    ``raw`` yields the compressed bytes and may be called more than once. ``name`` is for errors.
+    """
+
+    name: str
+    size: int
+    crc32: int
+    raw: Callable[[], Iterator[bytes]]
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the inflated bytes; raise CorruptContentError when size or CRC-32 are not as stated."""
+        for _, inflated in self.pairs():
+            yield from inflated
+
+    def pairs(self) -> Iterator[tuple[bytes, Iterator[bytes]]]:
+        """Yield each raw piece with the bytes it inflates to, so that a caller can copy the one and hash the other.
+
+        Every inflated piece must be consumed before the next pair is asked for. Output is bounded by ``CHUNK`` a
+        piece whatever the ratio.
+
+        Raises:
+            CorruptContentError: the stream is damaged, or size or CRC-32 differ from what is stated.
+
+        """
+        inflater = isal_zlib.decompressobj(-15)
+        seen, crc = 0, 0
+
+        def inflate(data: bytes) -> Iterator[bytes]:
+            nonlocal seen, crc
+            while data and not inflater.eof:
+                try:
+                    piece = inflater.decompress(data, CHUNK)
+                except IsalError as error:
+                    raise CorruptContentError(f"{self.name}: is not a valid deflate stream: {error}") from error
+                data = inflater.unconsumed_tail
+                seen += len(piece)
+                crc = isal_zlib.crc32(piece, crc)
+                if seen > self.size:
+                    raise CorruptContentError(f"{self.name}: inflates to more than the {self.size} bytes stated")
+                if not piece and not data:
+                    return
+                yield piece
+
+        for raw in self.raw():
+            yield raw, inflate(raw)
+        tail = inflater.flush() if not inflater.eof else b""
+        if tail or not inflater.eof or inflater.unused_data or seen != self.size or crc != self.crc32:
+            raise CorruptContentError(f"{self.name}: does not inflate to the {self.size} bytes with the CRC-32 stated")
