@@ -102,7 +102,7 @@ class Deflated:
             while data and not inflater.eof:
                 try:
                     piece = inflater.decompress(data, CHUNK)
-                except IsalError as error:
+                except IsalError as error:  # type: ignore[misc]  # the stub forgot its base class
                     raise CorruptContentError(f"{self.name}: is not a valid deflate stream: {error}") from error
                 data = inflater.unconsumed_tail
                 seen += len(piece)

@@ -1,0 +1,1 @@
+"""Environments and recipes as frozen dataclasses, read from TOML."""
