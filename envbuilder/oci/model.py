@@ -77,6 +77,24 @@ class Layer:
         """The layer as it stands in a manifest."""
         return Descriptor(LAYER_GZIP, self.digest, self.size)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what is remembered of a layer."""
+        return {
+            "digest": str(self.digest),
+            "size": self.size,
+            "diffId": str(self.diff_id),
+            "tarSize": self.tar_size,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Layer:
+        """Read what was remembered; raise ImageFormatError when it is not a layer's."""
+        try:
+            digest, diff_id = Digest.parse(document["digest"]), Digest.parse(document["diffId"])
+            return cls(digest, int(document["size"]), diff_id, int(document["tarSize"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ImageFormatError(f"not a layer's record: {error!r}") from error
+
 
 @dataclass(frozen=True)
 class History:

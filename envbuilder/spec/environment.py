@@ -206,9 +206,7 @@ def _build(table: Table, name: str) -> BuildSetting:
 
 
 def _extra(table: Table, name: str) -> Extra:
-    extra = Extra(
-        name, _requirements(table, "requires", None or ()), table.optional_string("wheel"), table.string("reason")
-    )
+    extra = Extra(name, _requirements(table, "requires", ()), table.optional_string("wheel"), table.string("reason"))
     for key in re.findall(r"\{([^}]*)\}", extra.wheel or ""):
         if key not in (*_EXTRA_KEYS, "cuda"):
             raise table.error("wheel", f"unknown key `{{{key}}}`", hint=did_you_mean(key, _EXTRA_KEYS))

@@ -1,0 +1,298 @@
+"""HTTP as every room uses it: one kind of session, retries of what is temporary, failures said in our own errors.
+
+The machine's own configuration is honoured as pip and uv honour it: proxies, netrc, certificate authorities
+(``REQUESTS_CA_BUNDLE``, ``PIP_CERT``, ``SSL_CERT_FILE``), timeouts (``UV_HTTP_TIMEOUT``, ``PIP_DEFAULT_TIMEOUT``).
+``file://`` URLs answer as a plain web server of that folder would, with listings and ranges.
+"""
+
+from __future__ import annotations
+
+import errno
+import html
+import io
+import os
+import re
+import ssl
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.request import url2pathname
+
+import requests
+import urllib3
+from requests.adapters import BaseAdapter, HTTPAdapter
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    IncompleteRead,
+    NameResolutionError,
+    ReadTimeoutError,
+    SSLError,
+)
+from urllib3.util.retry import Retry
+
+from envbuilder import __version__, parallel
+from envbuilder.errors import InputError, UnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: Bodies are read in pieces of at most this many bytes.
+CHUNK = 1 << 18
+_TEMPORARY = frozenset({429, 500, 502, 503, 504})
+_CONNECT_SECONDS = 15.0
+_READ_SECONDS = 60.0
+_MOST_RETRY_AFTER = 60.0
+_BODY_ATTEMPTS = 3
+
+
+class OutOfReachError(UnreachableError):
+    """A server did not answer, or answered that it cannot. ``url`` is redacted."""
+
+    def __init__(self, url: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(
+            f"{redact(url)}: {reason}", hint=hint or "check the network, the proxy and the URL; then run again"
+        )
+        self.url = redact(url)
+        self.reason = reason
+
+
+class BrokenOffError(OutOfReachError):
+    """The connection broke while a body was being read; asking again, from there on, may well work."""
+
+
+class RefusedError(OutOfReachError):
+    """The server wants credentials, or other ones (401, 403, 407)."""
+
+    def __init__(self, url: str, status: int) -> None:
+        hint = "give credentials in the URL or in the file ~/.netrc, and check that they are allowed to read this"
+        super().__init__(url, f"the server refuses access (status {status})", hint=hint)
+
+
+class NotFoundError(InputError):
+    """The server has no such page or file (404, 410). ``url`` is redacted."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"{redact(url)}: there is no such page or file")
+        self.url = redact(url)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole body: the URL it came from after redirects, its media type in lower case, its decoded bytes."""
+
+    url: str
+    media_type: str
+    body: bytes
+
+
+def redact(url: str) -> str:
+    """Return the URL fit to be shown: user and password as ``****``, no query (it may be signed), no fragment."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit((parts.scheme, f"****@{host}" if at and user else host, parts.path, "", ""))
+
+
+def new_session(*, connections: int = 16, retries: int = 4, backoff: float = 0.5) -> requests.Session:
+    """Return a session that threads may share, for ``connections`` at once to one host.
+
+    A request is repeated up to ``retries`` times when the connection fails or the status says to come back later,
+    after ``backoff`` seconds doubled each time with jitter, or after what Retry-After says, up to a minute.
+    """
+    session = requests.Session()
+    session.headers["User-Agent"] = f"envbuilder/{__version__}"
+    retry = _Retry(
+        total=retries, backoff_factor=backoff, backoff_jitter=backoff, backoff_max=20, status_forcelist=_TEMPORARY,
+        allowed_methods={"GET", "HEAD"}, raise_on_status=False, respect_retry_after_header=True,
+    )  # fmt: skip
+    adapter = _Adapter(max_retries=retry, pool_connections=8, pool_maxsize=connections)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    session.mount("file://", _FileAdapter())
+    # requests itself looks at REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE first.
+    authorities = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    if authorities is not None:
+        session.verify = authorities
+    return session
+
+
+@contextmanager
+def get(
+    session: requests.Session, url: str, *, headers: Mapping[str, str] | None = None
+) -> Iterator[requests.Response]:
+    """GET ``url``; inside the block the body can be read with ``chunks``, or left unread.
+
+    A status of 416 is returned, not raised: it answers a question about ranges.
+
+    Raises:
+        NotFoundError, RefusedError, OutOfReachError: as their names say, after retries.
+        InputError: it is no URL.
+
+    """
+    try:
+        response = session.get(url, headers=headers, stream=True)
+    except (
+        requests.exceptions.InvalidURL,
+        requests.exceptions.MissingSchema,
+        requests.exceptions.InvalidSchema,
+    ) as error:
+        raise InputError(f"`{redact(url)}` is not a URL that can be fetched") from error
+    except (requests.RequestException, HTTPError) as error:
+        raise OutOfReachError(url, _reason(error)) from error
+    with response:
+        if response.status_code in {404, 410}:
+            raise NotFoundError(url)
+        if response.status_code in {401, 403, 407}:
+            raise RefusedError(url, response.status_code)
+        if response.status_code >= 400 and response.status_code != 416:
+            raise OutOfReachError(url, f"the server answers with status {response.status_code}")
+        yield response
+
+
+def chunks(response: requests.Response, *, decode: bool = False) -> Iterator[bytes]:
+    """Yield a response's body in pieces: the bytes as sent, or decoded (``Content-Encoding``).
+
+    Raises:
+        BrokenOffError: the body ended early or stopped coming.
+
+    """
+    try:
+        for data in response.raw.stream(CHUNK, decode_content=decode):
+            parallel.checkpoint()
+            yield data
+    except (HTTPError, OSError) as error:
+        raise BrokenOffError(response.url, _reason(error)) from error
+
+
+def read(session: requests.Session, url: str, *, headers: Mapping[str, str] | None = None) -> Page:
+    """Return a whole page, asked for again when its body breaks off. For pages that fit in memory.
+
+    Raises: as ``get`` and ``chunks``.
+    """
+    for _ in range(_BODY_ATTEMPTS - 1):
+        try:
+            return _read_once(session, url, headers)
+        except BrokenOffError:
+            continue
+    return _read_once(session, url, headers)
+
+
+def _read_once(session: requests.Session, url: str, headers: Mapping[str, str] | None) -> Page:
+    with get(session, url, headers=headers) as response:
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return Page(response.url, media_type, b"".join(chunks(response, decode=True)))
+
+
+class _Retry(Retry):
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        """Return what the server asks for, within reason: a limit of an hour is told to the user instead."""
+        seconds = super().get_retry_after(response)
+        return None if seconds is None else min(seconds, _MOST_RETRY_AFTER)
+
+
+class _Adapter(HTTPAdapter):
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+        if options.get("timeout") is None:
+            options["timeout"] = (_CONNECT_SECONDS, _read_seconds())
+        return super().send(request, *args, **options)
+
+
+class _FileAdapter(BaseAdapter):
+    """Answers GET on ``file://`` URLs: files with ranges, folders by their index.html or a list of links."""
+
+    def send(self, request: requests.PreparedRequest, *_args: Any, **_options: Any) -> requests.Response:
+        response = requests.Response()
+        response.request, response.url, response.status_code = request, request.url or "", 200
+        body, kind = _open_local(Path(url2pathname(urlsplit(response.url).path)))
+        if body is None:
+            body, response.status_code = io.BytesIO(), 404
+        size = body.seek(0, os.SEEK_END)
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        start, end = (int(match[1]), min(int(match[2] or size), size - 1)) if match else (0, size - 1)
+        if match and response.status_code == 200:
+            response.status_code = 206 if start <= end else 416
+            response.headers["Content-Range"] = f"bytes {start}-{end}/{size}"
+        body.seek(start)
+        if end < size - 1:
+            with body as whole:
+                body = io.BytesIO(whole.read(end - start + 1))
+        response.headers.update({"Content-Type": kind, "Content-Length": str(max(0, end - start + 1))})
+        response.raw = urllib3.HTTPResponse(
+            body, headers=response.headers, status=response.status_code, preload_content=False
+        )
+        return response
+
+    def close(self) -> None:
+        """Close nothing: no connection is kept."""
+
+
+def _open_local(path: Path) -> tuple[io.BufferedIOBase | None, str]:
+    page = path / "index.html"
+    try:
+        if path.is_dir() and not page.exists():
+            names = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in path.iterdir())
+            links = (f'<a href="{html.escape(quote(name))}">{html.escape(name)}</a>\n' for name in names)
+            return io.BytesIO("".join(links).encode()), "text/html"
+        is_page = path.is_dir() or path.suffix == ".html"
+        return (page if path.is_dir() else path).open("rb"), "text/html" if is_page else "application/octet-stream"
+    except OSError:
+        return None, "text/plain"
+
+
+def _read_seconds() -> float:
+    for name in ("UV_HTTP_TIMEOUT", "PIP_DEFAULT_TIMEOUT"):
+        try:
+            return max(1.0, float(os.environ[name]))
+        except (KeyError, ValueError):
+            continue
+    return _READ_SECONDS
+
+
+#: What an exception comes down to, in a few words; the first that fits.
+_REASONS: tuple[tuple[type[BaseException], str], ...] = (
+    (NameResolutionError, "the name of the host cannot be resolved"),
+    (ReadTimeoutError, "timed out"),
+    (ConnectTimeoutError, "timed out"),
+    (TimeoutError, "timed out"),
+    (ConnectionRefusedError, "the connection was refused"),
+    (ConnectionError, "the connection was reset"),
+    (IncompleteRead, "the answer ended early"),
+    (requests.exceptions.TooManyRedirects, "too many redirects"),
+)
+
+
+def _reason(error: BaseException) -> str:
+    """Say in a few words what an exception of requests or urllib3 comes down to."""
+    for cause in _causes(error):
+        if isinstance(cause, (SSLError, ssl.SSLError)):
+            return f"no secure connection: {_ssl_reason(cause)}"
+        for kind, text in _REASONS:
+            if isinstance(cause, kind):
+                return text
+        if isinstance(cause, OSError) and cause.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
+            return "there is no way to the host"
+    return "the connection failed"
+
+
+def _ssl_reason(error: BaseException) -> str:
+    text = str(error)
+    match = re.search(r"certificate verify failed: ([^(\]]+)", text)
+    return f"the certificate is not trusted ({match[1].strip()})" if match else "TLS failed"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions an exception is made of, the innermost first."""
+    inner: list[BaseException] = []
+    seen: set[int] = set()
+
+    def visit(value: object) -> None:
+        if isinstance(value, BaseException) and id(value) not in seen:
+            seen.add(id(value))
+            for part in (*value.args, getattr(value, "reason", None), value.__cause__, value.__context__):
+                visit(part)
+            inner.append(value)
+
+    visit(error)
+    yield from inner

@@ -1,0 +1,1 @@
+"""Debian packages and interpreters made into layers: no daemon, no chroot, no root."""

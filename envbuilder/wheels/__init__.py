@@ -1,0 +1,1 @@
+"""From locked files to layers: fetch, build from source, install layout, bytecode."""

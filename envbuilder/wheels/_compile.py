@@ -1,0 +1,58 @@
+"""Compile Python source to bytecode for others. Stand-alone: runs in the image's Python minor, imports nothing of ours.
+
+Reads requests from stdin, writes answers to stdout, until stdin ends. A request is two big-endian 32-bit lengths, then
+the path that the code will have and its source. An answer is a 32-bit length and a .pyc (PEP 552, unchecked hash), or
+the length 0 when the source does not compile. The first answer, unasked, is the interpreter's version.
+"""
+
+import importlib.util
+import marshal
+import struct
+import sys
+import types
+
+
+def hold(value: object, kept: list[object]) -> None:
+    """Keep a reference to everything in a code object.
+
+    marshal marks an object as shareable only when more than one reference to it exists, which for interned strings
+    depends on what else this process has seen. With a second reference to each, the marks depend on the code alone.
+    """
+    kept.append(value)
+    if isinstance(value, types.CodeType):
+        parts = (value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        for part in (*parts, value.co_filename, value.co_name, value.co_qualname, value.co_linetable):
+            hold(part, kept)
+    elif isinstance(value, (tuple, frozenset)):
+        for item in value:
+            hold(item, kept)
+
+
+def compile_source(path: str, source: bytes) -> bytes:
+    """Return the .pyc of some source, or nothing when it is not valid Python (templates, Python 2)."""
+    try:
+        code = compile(source, path, "exec", dont_inherit=True, optimize=0)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return b""
+    kept: list[object] = []
+    hold(code, kept)
+    header = importlib.util.MAGIC_NUMBER + struct.pack("<L", 0b01) + importlib.util.source_hash(source)
+    return header + marshal.dumps(code)
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    version = sys.version.encode()
+    answers.write(struct.pack(">L", len(version)) + version)
+    answers.flush()
+    while head := requests.read(8):
+        path_size, source_size = struct.unpack(">LL", head)
+        path = requests.read(path_size).decode()
+        compiled = compile_source(path, requests.read(source_size))
+        answers.write(struct.pack(">L", len(compiled)) + compiled)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Compile bytecode with the image's Python minor, in worker processes, to bytes that depend on the source alone."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self
+
+from envbuilder.errors import EnvbuilderError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from types import TracebackType
+
+_PROGRAM = Path(__file__).with_name("_compile.py")
+#: Enters layer keys: whatever changes the bytes must change this.
+REVISION = "bytecode 1"
+
+
+class CompilerError(EnvbuilderError):
+    """The interpreter that compiles bytecode could not be run or broke off."""
+
+
+class Compiler:
+    """A pool of ``workers`` processes of one interpreter. Use as a context manager."""
+
+    def __init__(self, python: Path, *, workers: int) -> None:
+        self._python = python
+        self._workers = workers
+        self._local = threading.local()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="compile")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    @cached_property
+    def version(self) -> str:
+        """The whole version string of the interpreter: bytecode may differ between builds of one minor."""
+        return self._pool.submit(lambda: str(self._worker.version)).result()
+
+    def submit(self, path: str, source: bytes) -> Future[bytes]:
+        """Compile ``source`` that will lie at ``path``; the result is a .pyc, empty when it is not valid Python."""
+        return self._pool.submit(lambda: self._worker.compile(path, source))
+
+    @property
+    def _worker(self) -> _Worker:
+        worker: _Worker | None = getattr(self._local, "worker", None)
+        if worker is None:
+            worker = self._local.worker = _Worker(self._python)
+            self._processes.append(worker.process)
+        return worker
+
+
+class _Worker:
+    """One process, used by one thread."""
+
+    def __init__(self, python: Path) -> None:
+        # No site, no user site, no current folder, no warnings; the hash seed fixes the order of set constants.
+        words = [str(python), "-S", "-s", "-P", "-B", "-W", "ignore", str(_PROGRAM)]
+        try:
+            self.process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+            )
+        except OSError as error:
+            raise CompilerError(f"{python} cannot be run: {error.strerror}") from error
+        self.version = self._answer().decode()
+
+    def compile(self, path: str, source: bytes) -> bytes:
+        name = path.encode()
+        try:
+            pipe = _open(self.process.stdin)
+            pipe.write(struct.pack(">LL", len(name), len(source)) + name)
+            pipe.write(source)
+            pipe.flush()
+        except BrokenPipeError as error:
+            raise CompilerError(f"the bytecode compiler ended while it compiled {path}") from error
+        return self._answer()
+
+    def _answer(self) -> bytes:
+        pipe = _open(self.process.stdout)
+        head = pipe.read(4)
+        size = struct.unpack(">L", head)[0] if len(head) == 4 else 0
+        data = pipe.read(size)
+        if len(head) != 4 or len(data) != size:
+            raise CompilerError("the bytecode compiler ended unexpectedly")
+        return data
+
+
+def _open(pipe: IO[bytes] | None) -> IO[bytes]:
+    if pipe is None:
+        raise CompilerError("the bytecode compiler has no pipe")
+    return pipe

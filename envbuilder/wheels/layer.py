@@ -1,0 +1,191 @@
+"""Wheels -> layer: the layout of pypa/installer, written straight into a layer, never onto a file system."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import posixpath
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+import installer
+from installer.destinations import WheelDestination
+from installer.exceptions import InstallerError
+from installer.records import Hash, InvalidRecordEntry, RecordEntry
+from installer.scripts import Script
+from installer.utils import Scheme, construct_record_file, fix_shebang
+
+from envbuilder import report
+from envbuilder.oci import layer as oci_layer
+from envbuilder.oci.content import Bytes
+from envbuilder.oci.layer import File, LayerWriter
+from envbuilder.oci.model import canonical_json
+from envbuilder.wheels import bytecode
+from envbuilder.wheels.archive import MemberStream, WheelArchive, WheelError, open_wheel
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from installer.scripts import ScriptSection
+
+    from envbuilder.oci.content import Content
+    from envbuilder.oci.digest import Digest
+    from envbuilder.oci.model import Layer
+    from envbuilder.wheels.bytecode import Compiler
+
+#: Enters layer keys: whatever changes the bytes must change this.
+REVISION = "wheels 1"
+
+
+@dataclass(frozen=True)
+class WheelFile:
+    """A wheel: its file name, its digest, and where its bytes lie."""
+
+    name: str
+    digest: Digest
+    path: Path
+
+
+@dataclass(frozen=True)
+class InstallPrefix:
+    """Where wheels are installed in the image: ``root`` (``/opt/env``) and the Python minor (``3.12``)."""
+
+    root: str
+    python: str
+
+    @property
+    def site_packages(self) -> str:
+        """The one folder for pure and platform packages."""
+        return f"{self.root}/lib/python{self.python}/site-packages"
+
+    @property
+    def interpreter(self) -> str:
+        """The interpreter that scripts name in their first line."""
+        return f"{self.root}/bin/python"
+
+    def scheme(self, distribution: str) -> dict[str, str]:
+        """Return the installation scheme, as a virtual environment has it, without the leading slash."""
+        root = self.root.lstrip("/")
+        site = self.site_packages.lstrip("/")
+        headers = f"{root}/include/site/python{self.python}/{distribution}"
+        return {"purelib": site, "platlib": site, "headers": headers, "scripts": f"{root}/bin", "data": root}
+
+
+def layer_key(wheels: Sequence[WheelFile], prefix: InstallPrefix, compiler_version: str) -> str:
+    """Return the key of the layer that ``write_wheels`` makes: equal keys, equal bytes."""
+    return canonical_json(
+        {
+            "wheels": [[wheel.name, str(wheel.digest)] for wheel in wheels],
+            "prefix": [prefix.root, prefix.python],
+            "compiler": compiler_version,
+            "revisions": [REVISION, bytecode.REVISION, oci_layer.REVISION],
+        }
+    ).decode()
+
+
+def write_wheels(wheels: Sequence[WheelFile], prefix: InstallPrefix, compiler: Compiler, out: BinaryIO) -> Layer:
+    """Install wheels, in the order given, into one layer written to ``out``.
+
+    Raises:
+        WheelError: a wheel is malformed, or holds a path that is refused.
+        CorruptContentError: a member is damaged.
+
+    """
+    writer = LayerWriter(out)
+    for wheel in wheels:
+        with open_wheel(wheel.path, wheel.name) as source:
+            try:
+                installer.install(
+                    source, _Destination(writer, source, prefix, compiler), {"INSTALLER": b"envbuilder\n"}
+                )
+            except (InstallerError, InvalidRecordEntry, ValueError) as error:
+                raise WheelError(wheel.name, f"cannot be installed: {error}") from error
+    return writer.finish()
+
+
+class _Destination(WheelDestination):
+    """Takes what installer installs and writes it as entries of a layer."""
+
+    def __init__(self, writer: LayerWriter, source: WheelArchive, prefix: InstallPrefix, compiler: Compiler) -> None:
+        self._writer = writer
+        self._source = source
+        self._interpreter = prefix.interpreter
+        self._scheme = prefix.scheme(source.distribution)
+        self._compiler = compiler
+        self._compiling: list[tuple[str, Future[bytes]]] = []
+
+    def write_script(self, name: str, module: str, attr: str, section: ScriptSection) -> RecordEntry:
+        """Write the launcher of an entry point."""
+        file_name, data = Script(name, module, attr, section).generate(self._interpreter, "posix")
+        return self._write("scripts", file_name, Bytes(data), executable=True)
+
+    def write_file(
+        self, scheme: Scheme, path: str | os.PathLike[str], stream: BinaryIO, is_executable: bool  # noqa: FBT001
+    ) -> RecordEntry:  # fmt: skip
+        """Write one file; scripts get the image's interpreter, sources are sent off to be compiled."""
+        name = str(path)
+        if scheme == "scripts":
+            with fix_shebang(stream, self._interpreter) as fixed:
+                return self._write(scheme, name, Bytes(fixed.read()), executable=True)
+        if not isinstance(stream, MemberStream):
+            return self._write(scheme, name, Bytes(stream.read()), executable=is_executable)
+        if name.endswith(".py") and scheme in {"purelib", "platlib"}:
+            source = b"".join(stream.content.chunks())
+            self._compiling.append((name, self._compiler.submit(f"/{self._scheme[scheme]}/{name}", source)))
+        return self._write(scheme, name, stream.content, executable=is_executable, record=stream.record)
+
+    def finalize_installation(
+        self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
+    ) -> None:
+        """Write bytecode, then RECORD."""
+        rows = [*records, *((scheme, entry) for entry in self._write_bytecode(scheme))]
+        # RECORD names itself last; what installer gave as last is that row.
+        own = next(row for row in rows if row[1].path == record_file_path)
+        rows = [*(row for row in rows if row is not own), own]
+
+        def prefix_for(file_scheme: str) -> str | None:
+            if self._scheme[file_scheme] == self._scheme[scheme]:
+                return None
+            return posixpath.relpath(self._scheme[file_scheme], self._scheme[scheme]) + "/"
+
+        with construct_record_file(rows, prefix_for) as stream:
+            data = stream.read()
+        self._writer.add(File(f"{self._scheme[scheme]}/{record_file_path}", Bytes(data)))
+
+    def _write_bytecode(self, scheme: Scheme) -> Iterable[RecordEntry]:
+        tag = "cpython-" + self._tag
+        for name, future in self._compiling:
+            if data := future.result():
+                folder, file = posixpath.split(name)
+                path = posixpath.join(folder, "__pycache__", f"{file.removesuffix('.py')}.{tag}.pyc")
+                yield self._write(scheme, path, Bytes(data), executable=False)
+            else:
+                report.detail(f"{self._source.name}: {name} is not valid Python and gets no bytecode")
+
+    @property
+    def _tag(self) -> str:
+        return self._scheme["purelib"].split("/lib/python")[-1].split("/")[0].replace(".", "")
+
+    def _write(
+        self, scheme: str, name: str, content: Content, *, executable: bool, record: tuple[str, str, str] | None = None
+    ) -> RecordEntry:
+        path = f"{self._scheme[scheme]}/{name}"
+        if path in self._writer:
+            # Two wheels own one path (namespace packages with an __init__, mostly equal): the first in order stays,
+            # so that the layer is the same whatever order the wheels arrived in.
+            report.detail(f"{self._source.name}: {name} is there already, from a wheel before it in the same layer")
+        else:
+            self._writer.add(File(path, content, 0o755 if executable else 0o644))
+        if record is not None and record[1].startswith("sha256=") and record[2]:
+            return RecordEntry(name, Hash.parse(record[1]), int(record[2]))
+        return RecordEntry(name, _hash(content), content.size)
+
+
+def _hash(content: Content) -> Hash:
+    sha256 = hashlib.sha256()
+    for chunk in content.chunks():
+        sha256.update(chunk)
+    return Hash("sha256", base64.urlsafe_b64encode(sha256.digest()).decode().rstrip("="))
