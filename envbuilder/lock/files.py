@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 from envbuilder import tomlread
+from envbuilder.atomic import atomic_file
 from envbuilder.errors import InputError
 from envbuilder.lock.model import SCHEMA, Build, Lock, LockInput, Package, Target
 from envbuilder.oci.digest import Digest
-from envbuilder.store.atomic import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import tomlkit
 from packaging.pylock import Package as PylockPackage
@@ -24,6 +24,7 @@ from envbuilder import parallel, report
 from envbuilder.errors import InputError, NoError, UnreachableError
 from envbuilder.lock.cuda import cuda_of
 from envbuilder.lock.drift import lock_input, lock_target
+from envbuilder.lock.metadata import LOOKUPS
 from envbuilder.lock.model import Build, Lock, Package
 from envbuilder.lock.target import best_wheel, supported_tags
 from envbuilder.oci.digest import Digest
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
     from packaging.tags import Tag
 
-    from envbuilder.lock.model import Target
+    from envbuilder.lock.indexconfig import Indexes
+    from envbuilder.lock.metadata import MetadataSource
     from envbuilder.spec.environment import Environment
 
 
@@ -47,29 +49,10 @@ class CudaMismatchError(NoError):
 
 
 @dataclass(frozen=True)
-class CoreMetadata:
-    """What a package says of itself: Requires-Dist, canonical and sorted, and Requires-Python."""
-
-    requires: tuple[str, ...]
-    requires_python: str | None
-
-
-class MetadataSource(Protocol):
-    """Gives the core metadata of what was chosen; reads the index, or builds a source archive."""
-
-    def of(self, package: Package) -> CoreMetadata:
-        """Return the metadata of a package whose ``requires`` are not known yet."""
-
-    def torches(self, index: str | None, target: Target) -> Mapping[str, tuple[str, ...]]:
-        """Return each torch version of an index that has a wheel for the target, with its Requires-Dist."""
-
-
-@dataclass(frozen=True)
 class Resolver:
-    """What resolving needs from outside: the default index's URL, the URLs of named ones, a Python of the minor."""
+    """What resolving needs from outside: the indexes, a Python of the minor for uv, and metadata."""
 
-    index_url: str
-    named: Mapping[str, str]
+    indexes: Indexes
     python: Path
     metadata: MetadataSource
 
@@ -97,7 +80,7 @@ class Resolver:
                 metadata.requires, metadata.requires_python, package.index, package.build,
             )  # fmt: skip
 
-        packages = tuple(parallel.run_all(complete, chosen, workers=16))
+        packages = tuple(parallel.run_all(complete, chosen, workers=LOOKUPS))
         lock = Lock(environment.name, lock_input(environment), target, environment.cuda, packages)
         self._check_parent(lock, parent)
         self._check_cuda(lock)
@@ -135,7 +118,7 @@ class Resolver:
                 "--python", str(self.python), "--python-version", environment.python,
                 "--python-platform", f"x86_64-manylinux_{environment.glibc.replace('.', '_')}",
                 "--exclude-newer", environment.exclude_newer.isoformat(),
-                "--default-index", self.index_url, "--no-config", "--quiet", "--no-header",
+                "--default-index", self.indexes.default.url, "--no-config", "--quiet", "--no-header",
                 "--only-binary", ":all:", *(word for name in by_source for word in ("--no-binary", name)),
             ]  # fmt: skip
             try:
@@ -156,7 +139,7 @@ class Resolver:
         }
         sources = {package: {"index": index.name} for index in environment.indexes for package in index.packages}
         indexes = [
-            {"name": index.name, "url": self.named.get(index.name, index.url), "explicit": True}
+            {"name": index.name, "url": self.indexes.of(index.name).url, "explicit": True}
             for index in environment.indexes
         ]
         uv = {"constraint-dependencies": list(environment.constraints), "sources": sources, "index": indexes}

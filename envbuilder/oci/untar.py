@@ -167,10 +167,8 @@ def _text(field: bytes) -> str:
 def _number(field: bytes) -> int:
     """Read a number in octal digits, or in GNU's base 256 (first bit set), as large and negative ones are written."""
     try:
-        if field[0] & 0x80:
-            return int.from_bytes(bytes([field[0] & 0x3F]) + field[1:], "big") - (
-                256 ** len(field[1:]) * (field[0] & 0x40)
-            )
+        if field[0] >= 0x80:
+            return int.from_bytes(field[1:], "big", signed=field[0] == 0xFF)
         return int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError as error:
         raise TarError("a number in a header of the tar is damaged") from error

@@ -16,7 +16,7 @@ import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import platformdirs
 from filelock import FileLock
@@ -24,7 +24,7 @@ from filelock import FileLock
 from envbuilder.errors import EnvbuilderError
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import INDEX, Config, Descriptor, Image, Manifest, canonical_json
-from envbuilder.store.atomic import PREFIX, atomic_file, explain_full_disk
+from envbuilder.atomic import PREFIX, atomic_file, explain_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +202,7 @@ class BlobWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._path = store.temporary_name()
-        self.file: IO[bytes] = self._path.open("xb")
+        self.file: BinaryIO = self._path.open("xb")
 
     def commit(self, digest: Digest) -> None:
         """Keep what was written under ``digest``, which the caller computed while writing."""

@@ -19,7 +19,7 @@ from envbuilder import report
 from envbuilder.errors import EnvbuilderError, HostError, InputError, UnreachableError, did_you_mean
 from envbuilder.oci.digest import Digest
 from envbuilder.run import ProgramFailedError, find, run
-from envbuilder.store.atomic import atomic_file
+from envbuilder.atomic import atomic_file
 from envbuilder.system.sources import Source, machine_sources
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Archive:
-    """One package file as apt plans to fetch it."""
+class DebianPackage:
+    """One package as apt found it: where it is to be had, its SHA-256 and its size in bytes."""
 
     name: str
     version: str
@@ -154,7 +154,7 @@ class Apt:
         """Return the names of all packages that the release has, without those that are only provided."""
         return frozenset(self._run("apt-cache", "pkgnames").split())
 
-    def plan(self, names: Sequence[str]) -> tuple[Archive, ...]:
+    def plan(self, names: Sequence[str]) -> tuple[DebianPackage, ...]:
         """Return all packages that installing ``names`` on an empty system needs, sorted by name.
 
         Recommended packages are left out. A name that is only provided works when exactly one package provides it.
@@ -167,10 +167,10 @@ class Apt:
             output = self._run("apt-get", "install", "-qq", "-y", "--print-uris", "--no-install-recommends", *names)
         except ProgramFailedError as error:
             raise self._unresolved(error) from error
-        archives = [_archive(match) for match in map(_URI_LINE.match, output.splitlines()) if match]
-        return tuple(sorted(archives, key=lambda archive: (archive.name, archive.architecture)))
+        packages = [_package(match) for match in map(_URI_LINE.match, output.splitlines()) if match]
+        return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
-    def download(self, archives: Iterable[Archive], folder: Path) -> Mapping[str, Path]:
+    def download(self, packages: Iterable[DebianPackage], folder: Path) -> Mapping[str, Path]:
         """Fetch packages into ``folder`` and return their files by package name. apt verified hash and size.
 
         Raises:
@@ -179,7 +179,7 @@ class Apt:
 
         """
         folder.mkdir(parents=True, exist_ok=True)
-        words = [f"{archive.name}:{archive.architecture}={archive.version}" for archive in archives]
+        words = [f"{p.name}:{p.architecture}={p.version}" for p in packages]
         try:
             self._run("apt-get", "download", "-qq", *words, cwd=folder)
         except ProgramFailedError as error:
@@ -235,7 +235,7 @@ class Apt:
 
     def _run(self, program: str, *words: str, cwd: Path | None = None) -> str:
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-        argv = (program, "-c", self._configuration, *words)
+        argv = [program, "-c", str(self._configuration), *words]
         return run(argv, cwd=cwd, env=environment, hint=_NO_APT).stdout
 
     # -- explanations -----------------------------------------------------------------------------------------
@@ -290,16 +290,18 @@ def _same_owner(source: Source, kept: Iterable[Source]) -> bool:
     return any(source.signed_by is not None and source.signed_by == other.signed_by for other in kept)
 
 
-def _archive(match: re.Match[str]) -> Archive:
+def _package(match: re.Match[str]) -> DebianPackage:
     name, version, rest = match["file"].removesuffix(".deb").split("_")
     version = version.replace("%3a", ":")
-    return Archive(name, version, rest, match["uri"], Digest(match["sha256"]), int(match["size"]))
+    return DebianPackage(name, version, rest, match["uri"], Digest(match["sha256"]), int(match["size"]))
 
 
 def _unreachable(message: str, error: ProgramFailedError | None) -> UnreachableError:
     lines = [line for line in (error.stderr if error else "").splitlines() if line.startswith(("E:", "Err:"))]
     reason = ":\n" + "\n".join(lines[:5]) if lines else ""
-    return UnreachableError(message + reason, hint="check the machine's network, proxy and apt sources: `apt-get update`")
+    return UnreachableError(
+        message + reason, hint="check the machine's network, proxy and apt sources: `apt-get update`"
+    )
 
 
 def _alike(word: str, names: Iterable[str]) -> list[str]:

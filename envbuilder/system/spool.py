@@ -6,7 +6,6 @@ writer of the layer is left with is copying.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
@@ -71,13 +70,36 @@ def unpack(deb: Path, spool: Path, keep: Callable[[str], bool]) -> Part:
     with spool.open("xb") as out, open_data(deb) as archive:
         for info in archive:
             path = info.name.removeprefix("./").rstrip("/")
-            if path in {"", "."} or not keep(path):
-                continue
-            entries.append(_entry(deb, path, info, archive, out))
+            if path not in {"", "."} and keep(path):
+                entries.append(_entry(deb, path, info, archive, _Spool(spool, out)))
     return Part(control.fields.get("Package", deb.stem), control, tuple(entries))
 
 
-def _entry(deb: Path, path: str, info: tarfile.TarInfo, archive: tarfile.TarFile, out: IO[bytes]) -> layer.Entry:
+@dataclass(frozen=True)
+class _Spool:
+    """A spool being written."""
+
+    path: Path
+    out: IO[bytes]
+
+    def add(self, name: str, size: int, file: IO[bytes]) -> Content:
+        """Append a file's bytes and return them as content to read back."""
+        parallel.checkpoint()
+        offset = self.out.tell()
+        if not size:
+            return Bytes(b"")
+        if not ALONE[0] <= size <= ALONE[1]:
+            while data := file.read(CHUNK):
+                parallel.checkpoint()
+                self.out.write(data)
+            return Slice(self.path, offset, size)
+        data = file.read()
+        packed = bytes(deflate.deflate_compress(data, gzip.LEVEL))
+        self.out.write(packed)
+        return Deflated(name, size, deflate.crc32(data), Slice(self.path, offset, len(packed)).chunks)
+
+
+def _entry(deb: Path, path: str, info: tarfile.TarInfo, archive: tarfile.TarFile, spool: _Spool) -> layer.Entry:
     if info.isdir():
         return layer.Directory(path, info.mode, info.uid, info.gid)
     if info.issym():
@@ -87,24 +109,4 @@ def _entry(deb: Path, path: str, info: tarfile.TarInfo, archive: tarfile.TarFile
     file = archive.extractfile(info) if info.isreg() else None
     if file is None:
         raise DebError(f"{deb}: `{path}` is a device or a fifo, which a layer made without root cannot hold")
-    return layer.File(path, _spooled(path, info.size, file, out), info.mode, info.uid, info.gid)
-
-
-def _spooled(path: str, size: int, file: IO[bytes], out: IO[bytes]) -> Content:
-    parallel.checkpoint()
-    offset = out.tell()
-    if not ALONE[0] <= size <= ALONE[1]:
-        for data in iter(lambda: file.read(CHUNK), b""):
-            parallel.checkpoint()
-            out.write(data)
-        return Slice(_path(out), offset, size) if size else Bytes(b"")
-    data = file.read()
-    packed = bytes(deflate.deflate_compress(data, gzip.LEVEL))
-    out.write(packed)
-    return Deflated(path, size, deflate.crc32(data), functools.partial(Slice(_path(out), offset, len(packed)).chunks))
-
-
-def _path(out: IO[bytes]) -> Path:
-    from pathlib import Path  # noqa: PLC0415
-
-    return Path(out.name)
+    return layer.File(path, spool.add(path, info.size, file), info.mode, info.uid, info.gid)

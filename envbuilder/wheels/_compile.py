@@ -2,7 +2,7 @@
 
 Reads requests from stdin, writes answers to stdout, until stdin ends. A request is two big-endian 32-bit lengths, then
 the path that the code will have and its source. An answer is a 32-bit length and a .pyc (PEP 552, unchecked hash), or
-the length 0 when the source does not compile. The first answer, unasked, is the interpreter's version.
+the length 0 when the source does not compile.
 """
 
 import importlib.util
@@ -43,9 +43,6 @@ def compile_source(path: str, source: bytes) -> bytes:
 def main() -> None:
     """Answer requests until stdin ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    version = sys.version.encode()
-    answers.write(struct.pack(">L", len(version)) + version)
-    answers.flush()
     while head := requests.read(8):
         path_size, source_size = struct.unpack(">LL", head)
         path = requests.read(path_size).decode()

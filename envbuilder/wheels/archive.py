@@ -92,6 +92,11 @@ class WheelArchive(WheelSource):
         return found[0]
 
     @property
+    def data_dir(self) -> str:
+        """Name of the .data folder, spelled as the .dist-info folder is."""
+        return self.dist_info_dir.removesuffix(".dist-info") + ".data"
+
+    @property
     def dist_info_filenames(self) -> list[str]:
         """Names of the files in the .dist-info folder, relative to it."""
         start = self.dist_info_dir + "/"

@@ -6,7 +6,6 @@ import struct
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
 
@@ -49,11 +48,6 @@ class Compiler:
                 if pipe is not None:
                     pipe.close()
 
-    @cached_property
-    def version(self) -> str:
-        """The whole version string of the interpreter: bytecode may differ between builds of one minor."""
-        return self._pool.submit(lambda: str(self._worker.version)).result()
-
     def submit(self, path: str, source: bytes) -> Future[bytes]:
         """Compile ``source`` that will lie at ``path``; the result is a .pyc, empty when it is not valid Python."""
         return self._pool.submit(lambda: self._worker.compile(path, source))
@@ -79,7 +73,6 @@ class _Worker:
             )
         except OSError as error:
             raise CompilerError(f"{python} cannot be run: {error.strerror}") from error
-        self.version = self._answer().decode()
 
     def compile(self, path: str, source: bytes) -> bytes:
         name = path.encode()

@@ -1,0 +1,95 @@
+"""Groups of locked packages -> layers: what is known is not made again, what is not is fetched and converted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from envbuilder import parallel, report
+from envbuilder.oci.model import ImageFormatError, Layer
+from envbuilder.wheels.bytecode import Compiler
+from envbuilder.wheels.layer import layer_key, write_wheels
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from envbuilder.images.layering import Group
+    from envbuilder.lock.model import Package
+    from envbuilder.store.store import Store
+    from envbuilder.wheels.layer import InstallPrefix, WheelFile
+
+_KIND = "layer"
+
+
+class WheelSupply(Protocol):
+    """Provides the wheels of locked packages."""
+
+    def wheels(self, packages: Sequence[Package]) -> Mapping[str, WheelFile]:
+        """Return the wheel of each package by its name. Those built from source are built now if they never were."""
+
+    def provide(self, packages: Sequence[Package]) -> None:
+        """Bring the wheels of ``packages`` into the store."""
+
+
+@dataclass(frozen=True)
+class PackageLayers:
+    """Makes layers: for ``prefix``, with bytecode by ``python``, which is of ``python_version`` (3.12.1)."""
+
+    store: Store
+    prefix: InstallPrefix
+    python: Path
+    python_version: str
+    supply: WheelSupply
+
+    def make(self, groups: Sequence[Group]) -> list[Layer]:
+        """Return the layer of each group, in order. Each is in the store afterwards."""
+        packages = [package for group in groups for package in group.packages]
+        wheels = self.supply.wheels(packages)
+        jobs = [self._job(group, [wheels[package.name] for package in group.packages]) for group in groups]
+        missing = [job for job in jobs if job.known is None]
+        if missing:
+            self.supply.provide([package for job in missing for package in job.group.packages])
+            self._convert(missing)
+        return [job.known or self._remembered(job.key) for job in jobs]
+
+    def _job(self, group: Group, wheels: list[WheelFile]) -> _Job:
+        key = layer_key(wheels, self.prefix, self.python_version)
+        try:
+            layer = Layer.from_json(self.store.recall(_KIND, key))
+        except ImageFormatError:
+            return _Job(group, wheels, key, None)
+        return _Job(group, wheels, key, layer if self.store.has(layer.digest) else None)
+
+    def _convert(self, jobs: Sequence[_Job]) -> None:
+        cores = parallel.cores()
+        total = sum(job.group.size for job in jobs)
+        report.step(f"making {len(jobs)} layers of {sum(len(job.wheels) for job in jobs)} wheels")
+        # Heaviest first, so that the last to finish is a small one; more threads than cores, because each waits for
+        # bytecode now and then.
+        order = sorted(jobs, key=lambda job: -job.group.size)
+        with report.task("layers", total) as task, Compiler(self.python, workers=cores) as compiler:
+
+            def convert(job: _Job) -> None:
+                self._write(job, compiler)
+                task.advance(job.group.size)
+
+            parallel.run_all(convert, order, workers=cores + 1)
+
+    def _write(self, job: _Job, compiler: Compiler) -> None:
+        with self.store.writer() as blob:
+            layer = write_wheels(job.wheels, self.prefix, compiler, blob.file)
+            blob.commit(layer.digest)
+        self.store.remember(_KIND, job.key, layer.to_json())
+        report.detail(f"layer {layer.digest} ({layer.size} bytes): {job.group.title}")
+
+    def _remembered(self, key: str) -> Layer:
+        return Layer.from_json(self.store.recall(_KIND, key))
+
+
+@dataclass(frozen=True)
+class _Job:
+    group: Group
+    wheels: list[WheelFile]
+    key: str
+    known: Layer | None

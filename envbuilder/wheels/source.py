@@ -1,0 +1,235 @@
+"""Build a wheel from a locked source archive, so that the same machine gives the same bytes again.
+
+The build is isolated (uv makes its environment, of the index as it was at the lock's ``exclude-newer``), sees no
+variables but those named here and in the environment's ``[build]`` table, and runs in a folder whose path depends on
+what is built alone. What still differs from build to build (dates, order, modes, compression) is written anew. So a
+wheel of pure Python has the same digest on every machine, a compiled one on machines with the same compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from envbuilder import report
+from envbuilder.atomic import atomic_file, remove_tree
+from envbuilder.errors import EnvbuilderError, HostError
+from envbuilder.http import OutOfReachError
+from envbuilder.oci.digest import Digest
+from envbuilder.oci.model import canonical_json
+from envbuilder.run import ProgramFailedError, run
+from envbuilder.store.store import NotInStoreError
+from envbuilder.wheels.repack import REVISION as REPACK_REVISION
+from envbuilder.wheels.repack import repack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from envbuilder.lock.indexconfig import IndexLocation
+    from envbuilder.lock.model import Package
+    from envbuilder.store.store import Store
+
+#: Enters the key of a built wheel: whatever changes the bytes must change this.
+REVISION = f"source 1, {REPACK_REVISION}"
+_KIND = "wheel"
+#: 1980-01-01, the earliest time that a ZIP can hold.
+_EPOCH = "315532800"
+_LOG_LINES = 15
+#: What a build may see of the user's environment: where programs, certificates, proxies and uv's cache are.
+_PASSED = re.compile(
+    r"PATH|HOME|USER|NETRC|XDG_\w+|TMPDIR|CC|CXX|\w+_proxy|\w+_PROXY|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    r"|UV_(CACHE_DIR|CONFIG_FILE|INDEX_\w+_(USERNAME|PASSWORD)|INSECURE_HOST|KEYRING_PROVIDER|NATIVE_TLS|SYSTEM_CERTS"
+    r"|HTTP_TIMEOUT|HTTP_RETRIES|OFFLINE|LINK_MODE|CREDENTIALS_DIR)"
+)
+_UNREACHABLE = re.compile(
+    r"error sending request|Request failed after|Failed to fetch|Could not connect|network is disabled"
+)
+
+
+class BuildFailedError(HostError):
+    """A source archive did not build here. ``log`` is the file with all that the build printed."""
+
+    def __init__(self, file: str, tail: str, log: Path, needs: Sequence[str]) -> None:
+        hint = f"the build needs {_enumerated(needs)}; " if needs else ""
+        super().__init__(f"{file} does not build on this host:\n{tail}", hint=f"{hint}the whole log: {log}")
+        self.log = log
+
+
+class WrongWheelError(EnvbuilderError):
+    """A build made something else than one wheel of the package."""
+
+
+@dataclass(frozen=True)
+class BuiltWheel:
+    """A wheel that was built: its file name, and its blob in the store."""
+
+    file: str
+    digest: Digest
+    size: int
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What every build of a lock has in common.
+
+    ``python`` is an interpreter of the lock's minor, ``index`` where build requirements come from, ``exclude_newer``
+    the lock's moment (RFC 3339).
+    """
+
+    store: Store
+    python: Path
+    index: IndexLocation
+    exclude_newer: str
+
+    def build(self, package: Package, needs: Sequence[str] = ()) -> BuiltWheel:
+        """Build the wheel of a package whose source archive is in the store, unless that was done before.
+
+        ``needs`` are the environment's words for what the build needs of the host; they only enter an error.
+
+        Raises:
+            NotInStoreError, BlobMismatchError: the archive is not there, or damaged.
+            BuildFailedError: it does not build; names the last lines, the log and ``needs``.
+            OutOfReachError: the index of the build requirements did not answer.
+            WrongWheelError: something else came out than one wheel of this name and version.
+
+        """
+        key = self._key(package)
+        if (known := self._recall(key)) is not None:
+            return known
+        with self.store.lock(f"build-{key[:16]}"):
+            return self._recall(key) or self._build(package, key, needs)
+
+    def _key(self, package: Package) -> str:
+        parts = {
+            "archive": str(package.digest), "env": _settings(package), "exclude-newer": self.exclude_newer,
+            "tools": self._tools, "revision": REVISION,
+        }  # fmt: skip
+        return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+    @cached_property
+    def _tools(self) -> list[str]:
+        return [_version(self.python), _compiler()]
+
+    def _recall(self, key: str) -> BuiltWheel | None:
+        match self.store.recall(_KIND, key):
+            case {"file": str(file), "digest": str(digest), "size": int(size)}:
+                wheel = BuiltWheel(file, Digest.parse(digest), size)
+                return wheel if self.store.has(wheel.digest) else None
+            case _:
+                return None
+
+    def _build(self, package: Package, key: str, needs: Sequence[str]) -> BuiltWheel:
+        archive = self.store.blob(package.digest)
+        if not archive.exists():
+            raise NotInStoreError(f"{package.file} is not in the store")
+        report.step(f"building {package.file}")
+        # The same path for the same build: some compilers and code generators write it into what they make.
+        folder = self.store.root / "building" / key[:16]
+        remove_tree(folder)
+        try:
+            wheel = self._run(package, archive, folder, needs)
+            _check(wheel, package)
+            canonical = folder / wheel.name
+            repack(wheel, canonical)
+            built = BuiltWheel(wheel.name, Digest.of_file(canonical), canonical.stat().st_size)
+            self.store.adopt(canonical, built.digest)
+        finally:
+            remove_tree(folder)
+        self.store.remember(_KIND, key, {"file": built.file, "digest": str(built.digest), "size": built.size})
+        return built
+
+    def _run(self, package: Package, archive: Path, folder: Path, needs: Sequence[str]) -> Path:
+        """Unpack and build; return the only wheel that came out."""
+        source, out = folder / "source", folder / "out"
+        source.mkdir(parents=True)
+        _unpack(archive, package, source)
+        inner = [path for path in source.iterdir() if path.is_dir()]
+        root = inner[0] if len(inner) == 1 else source
+        words: list[str | Path] = [
+            "uv", "build", "--wheel", "--no-progress", "--python", self.python, "--exclude-newer", self.exclude_newer,
+            "--out-dir", out, root,
+        ]  # fmt: skip
+        try:
+            done = run(words, cwd=folder, env=self._environment(package, folder))
+        except ProgramFailedError as error:
+            raise self._explained(error, package, needs) from error
+        report.detail(done.stderr)
+        wheels = sorted(out.glob("*.whl"))
+        if len(wheels) != 1:
+            raise WrongWheelError(f"{package.file}: its build made {len(wheels)} wheels instead of one")
+        return wheels[0]
+
+    def _environment(self, package: Package, folder: Path) -> dict[str, str]:
+        """Return the variables that the build sees. Those of the lock come last, but compiler flags add up."""
+        passed = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
+        ours = {
+            "SOURCE_DATE_EPOCH": _EPOCH, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC",
+            "UV_DEFAULT_INDEX": self.index.url, "UV_PYTHON_DOWNLOADS": "never",
+        }  # fmt: skip
+        theirs = dict(package.build.env) if package.build is not None else {}
+        flags = f"-g0 -ffile-prefix-map={folder}=."
+        for name in ("CFLAGS", "CXXFLAGS"):
+            theirs[name] = f"{flags} {theirs.get(name, '')}".strip()
+        return {**passed, **ours, **theirs}
+
+    def _explained(self, error: ProgramFailedError, package: Package, needs: Sequence[str]) -> EnvbuilderError:
+        log = self.store.root / "logs" / f"build-{package.name}-{package.version}.log"
+        text = error.stdout + error.stderr
+        with atomic_file(log) as file:
+            file.write(text.encode())
+        if _UNREACHABLE.search(text):
+            return OutOfReachError(self.index.url, f"what the build of {package.file} needs could not be fetched")
+        tail = "\n".join(text.strip().splitlines()[-_LOG_LINES:])
+        return BuildFailedError(package.file, tail, log, needs)
+
+
+def _unpack(archive: Path, package: Package, folder: Path) -> None:
+    """Unpack a source archive after verifying its digest; nothing lands outside ``folder``."""
+    if (actual := Digest.of_file(archive)) != package.digest:
+        raise WrongWheelError(f"{package.file} in the store is damaged: {actual} instead of {package.digest}")
+    if package.file.endswith(".zip"):
+        shutil.unpack_archive(archive, folder, "zip")
+    else:
+        # tar refuses names that leave the folder and makes symbolic links last.
+        run(["tar", "-xf", archive, "--no-same-owner", "--no-same-permissions", "-C", folder])
+
+
+def _check(wheel: Path, package: Package) -> None:
+    try:
+        name, version, _, _ = parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename as error:
+        raise WrongWheelError(f"{package.file}: its build made `{wheel.name}`, which is no wheel's name") from error
+    if name != canonicalize_name(package.name) or version != Version(package.version):
+        raise WrongWheelError(
+            f"{package.file}: its build made {wheel.name} instead of a wheel of {package.name} {package.version}"
+        )
+
+
+def _settings(package: Package) -> list[list[str]]:
+    return [list(pair) for pair in package.build.env] if package.build is not None else []
+
+
+def _version(python: Path) -> str:
+    """Return what interpreter it is, to the patch level, and how it was built."""
+    code = "import sys, sysconfig, json; print(json.dumps([sys.version, sysconfig.get_platform()]))"
+    return " ".join(json.loads(run([python, "-I", "-c", code]).stdout))
+
+
+def _compiler() -> str:
+    """Return the first line of the C compiler's version, or nothing when there is none."""
+    program = shutil.which((os.environ.get("CC", "").split() or ["cc"])[0])
+    return run([program, "--version"]).stdout.partition("\n")[0] if program is not None else ""
+
+
+def _enumerated(needs: Sequence[str]) -> str:
+    return needs[0] if len(needs) == 1 else f"{', '.join(needs[:-1])} and {needs[-1]}"

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib.util
+import io
+import marshal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from envbuilder.oci.content import CorruptContentError
+from envbuilder.wheels.archive import WheelError
+from envbuilder.wheels.bytecode import Compiler
+from envbuilder.wheels.layer import InstallPrefix, WheelFile, layer_key, write_wheels
+from tests.wheelmaker import Made, Member, make_wheel, make_zip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
+TAG = f"cpython-{sys.version_info.major}{sys.version_info.minor}"
+PREFIX = InstallPrefix("/opt/env", MINOR)
+SITE = f"opt/env/lib/python{MINOR}/site-packages"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    with Compiler(Path(sys.executable), workers=1) as made:
+        yield made
+
+
+def wheel_file(made: Made, folder: Path) -> WheelFile:
+    return WheelFile(made.file, made.digest, made.write(folder))
+
+
+def layer_of(
+    wheels: list[Made], folder: Path, compiler: Compiler
+) -> tuple[str, dict[str, tarfile.TarInfo], tarfile.TarFile]:
+    out = io.BytesIO()
+    layer = write_wheels([wheel_file(w, folder) for w in wheels], PREFIX, compiler, out)
+    tar = tarfile.open(fileobj=io.BytesIO(gzip.decompress(out.getvalue())))  # noqa: SIM115
+    return str(layer.digest), {m.name: m for m in tar}, tar
+
+
+def read(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    assert file is not None
+    return file.read()
+
+
+def test_every_scheme_lands_where_a_virtual_environment_has_it(tmp_path: Path, compiler: Compiler):
+    made = make_wheel(
+        "Some.Thing",
+        files={
+            "some_thing/__init__.py": "x = 1\n",
+            "some_thing/tool.sh": "#!/bin/sh\n",
+            "some_thing/data.bin": b"\0" * 9,
+        },
+        executable=["some_thing/tool.sh"],
+        entry_points={"thing": "some_thing:main"},
+        scripts={"old-tool": "#!python\nprint('hi')\n"},
+        data={"data/share/man/thing.1": "man\n", "headers/thing.h": "int x;\n", "purelib/extra.py": "y = 2\n"},
+    )
+    _, members, tar = layer_of([made], tmp_path, compiler)
+    assert members[f"{SITE}/some_thing/tool.sh"].mode == 0o755
+    assert members[f"{SITE}/some_thing/data.bin"].mode == 0o644
+    assert f"{SITE}/extra.py" in members
+    assert "opt/env/share/man/thing.1" in members
+    assert f"opt/env/include/site/python{MINOR}/some-thing/thing.h" in members
+    assert members["opt/env/bin/thing"].mode == 0o755
+    assert read(tar, "opt/env/bin/thing").startswith(b"#!/opt/env/bin/python\n")
+    assert read(tar, "opt/env/bin/old-tool").startswith(b"#!/opt/env/bin/python\n")
+    assert read(tar, f"{SITE}/Some_Thing-1.0.dist-info/INSTALLER").strip() == b"envbuilder"
+
+
+def test_record_tells_the_truth_about_every_file(tmp_path: Path, compiler: Compiler):
+    made = make_wheel(
+        "thing",
+        files={"thing/__init__.py": "x = 1\n"},
+        entry_points={"thing": "thing:main"},
+        scripts={"s": "#!python\n"},
+    )
+    _, members, tar = layer_of([made], tmp_path, compiler)
+    target = tmp_path / "root"
+    tar.extractall(target, filter="data")
+    program = (
+        "import base64, hashlib, importlib.metadata, pathlib, sys\n"
+        f"site = pathlib.Path({str(target / SITE)!r})\n"
+        "d = next(importlib.metadata.distributions(path=[str(site)]))\n"
+        "for f in d.files:\n"
+        "    p = pathlib.Path(f.locate())\n"
+        "    if f.hash is None: assert f.name == 'RECORD', f; continue\n"
+        "    h = base64.urlsafe_b64encode(hashlib.sha256(p.read_bytes()).digest()).decode().rstrip('=')\n"
+        "    assert (f.hash.value, f.size) == (h, p.stat().st_size), f\n"
+        "print(len(d.files))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    files = [m for m in members.values() if m.isfile()]
+    assert int(done.stdout) == len(files)
+
+
+def test_bytecode_is_that_of_the_source_and_unchecked(tmp_path: Path, compiler: Compiler):
+    source = "def f():\n    return {'a', 'b', 'c'}\n"
+    made = make_wheel("thing", files={"thing/mod.py": source, "thing/py2.py": "print 'no'\n"})
+    _, members, tar = layer_of([made], tmp_path, compiler)
+    data = read(tar, f"{SITE}/thing/__pycache__/mod.{TAG}.pyc")
+    assert data[:4] == importlib.util.MAGIC_NUMBER
+    assert data[4:8] == b"\1\0\0\0"
+    assert data[8:16] == importlib.util.source_hash(source.encode())
+    code = marshal.loads(data[16:])  # noqa: S302
+    assert code.co_filename == f"/{SITE}/thing/mod.py"
+    assert f"{SITE}/thing/__pycache__/py2.{TAG}.pyc" not in members
+
+
+def test_bytecode_does_not_depend_on_what_was_compiled_before():
+    """marshal's reference marks depend on reference counts of interned strings; ours must not."""
+    library = Path(ast.__file__).parent
+    sources = {name: (library / f"{name}.py").read_bytes() for name in ("ast", "argparse", "enum", "typing", "tarfile")}
+
+    def compile_in(order: list[str]) -> dict[str, bytes]:
+        with Compiler(Path(sys.executable), workers=1) as fresh:
+            return {name: fresh.submit(name, sources[name]).result() for name in order}
+
+    forwards, backwards = compile_in(sorted(sources)), compile_in(sorted(sources, reverse=True))
+    assert forwards == backwards
+    assert compile_in(["enum"])["enum"] == forwards["enum"]
+
+
+def test_same_wheels_same_digest_wherever_they_lie(tmp_path: Path, compiler: Compiler):
+    wheels = [make_wheel("a", files={"a.py": "1\n"}), make_wheel("b", files={"b.py": "2\n"})]
+    one, _, _ = layer_of(wheels, tmp_path / "one", compiler)
+    two, _, _ = layer_of(wheels, tmp_path / "two", compiler)
+    assert one == two
+
+
+def test_two_wheels_may_own_one_path(tmp_path: Path, compiler: Compiler):
+    wheels = [make_wheel(n, files={"space/__init__.py": f"# {n}\n", f"space/{n}.py": ""}) for n in ("a", "b")]
+    _, _, tar = layer_of(wheels, tmp_path, compiler)
+    assert read(tar, f"{SITE}/space/__init__.py") == b"# a\n"
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        (Member("../evil", b"x"), "leaves the installation prefix"),
+        (Member("a/../../evil", b"x"), "leaves the installation prefix"),
+        (Member("/etc/evil", b"x"), "leaves the installation prefix"),
+        (Member("thing-1.0.data/data/../../../evil", b"x"), "leaves the installation prefix"),
+        (Member.symlink("thing/link", "/etc/passwd"), "symbolic link"),
+        (Member("thing.py", b"twice"), "twice"),
+        (Member("a\nb", b"x"), "control character"),
+    ],
+    ids=["parent", "hidden parent", "absolute", "data parent", "symlink", "duplicate", "control"],
+)
+def test_members_that_mislead_are_refused_by_name(tmp_path: Path, compiler: Compiler, member: Member, reason: str):
+    made = make_wheel("thing", extra_members=[member])
+    with pytest.raises(WheelError, match=reason) as caught:
+        layer_of([made], tmp_path, compiler)
+    assert caught.value.wheel == made.file
+    assert caught.value.member is not None
+
+
+def test_a_bytecode_folder_in_a_wheel_is_passed_over(tmp_path: Path, compiler: Compiler):
+    made = make_wheel("thing", extra_members=[Member(f"__pycache__/thing.{TAG}.pyc", b"evil")])
+    _, _, tar = layer_of([made], tmp_path, compiler)
+    assert read(tar, f"{SITE}/__pycache__/thing.{TAG}.pyc") != b"evil"
+
+
+def test_stored_members_are_fine(tmp_path: Path, compiler: Compiler):
+    made = make_wheel("thing", files={"thing.py": "x = 1\n" * 100}, compression=zipfile.ZIP_STORED)
+    _, _, tar = layer_of([made], tmp_path, compiler)
+    assert read(tar, f"{SITE}/thing.py") == b"x = 1\n" * 100
+
+
+def test_damaged_wheels_are_refused(tmp_path: Path, compiler: Compiler):
+    made = make_wheel("thing", files={"thing.bin": bytes(range(256)) * 400})
+    hit = made.data.index(b"thing.bin") + 200
+    broken = Made(made.file, made.data[:hit] + bytes([made.data[hit] ^ 0xFF]) + made.data[hit + 1 :], made.metadata)
+    with pytest.raises(CorruptContentError, match=r"thing\.bin"):
+        layer_of([broken], tmp_path, compiler)
+    with pytest.raises(WheelError, match="not a ZIP archive"):
+        layer_of([Made(made.file, made.data[:100], made.metadata)], tmp_path, compiler)
+    with pytest.raises(WheelError, match=r"dist-info"):
+        layer_of([Made(made.file, make_zip([Member("x.py", b"")]), b"")], tmp_path, compiler)
+
+
+def test_the_key_knows_everything_that_changes_the_bytes(tmp_path: Path):
+    a, b = (wheel_file(make_wheel(n), tmp_path) for n in "ab")
+    key = layer_key([a, b], PREFIX, "3.12.1")
+    assert key == layer_key([a, b], PREFIX, "3.12.1")
+    others = [
+        layer_key([a], PREFIX, "3.12.1"),
+        layer_key([b, a], PREFIX, "3.12.1"),
+        layer_key([a, b], InstallPrefix("/opt/other", MINOR), "3.12.1"),
+        layer_key([a, b], PREFIX, "3.12.2"),
+    ]
+    assert key not in others
+    assert len(set(others)) == len(others)
