@@ -39,8 +39,8 @@ from envbuilder.errors import InputError, UnreachableError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: Bodies are read in pieces of at most this many bytes.
-CHUNK = 1 << 18
+#: Bodies are read in pieces of at most this many bytes: what is lost when a connection breaks.
+CHUNK = 1 << 16
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _CONNECT_SECONDS = 15.0
 _READ_SECONDS = 60.0

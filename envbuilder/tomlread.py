@@ -73,6 +73,7 @@ class Table:
 
     def optional_string(self, key: str) -> str | None:
         """Return a string, or None when the key is absent."""
+        self._asked.add(key)
         return self.string(key) if self.has(key) else None
 
     def integer(self, key: str, default: int | None = None) -> int:

@@ -17,6 +17,7 @@ import json
 import re
 import socket
 import struct
+import sys
 import tarfile
 import threading
 import time
@@ -41,14 +42,15 @@ HTML = "text/html"
 class Fault:
     """What goes wrong for the next ``times`` requests whose path matches ``path`` (a glob, ``*/big-1.0-*.whl``).
 
-    ``status`` answers with it (and ``retry_after`` seconds); ``cut`` resets the connection after so many bytes of the
-    body; ``corrupt`` inverts the body's last byte; ``slow`` sleeps so many seconds before each 64 KiB.
+    ``status`` answers with it (and ``retry_after`` seconds); ``cut`` closes the connection after so many bytes of the
+    body, or with ``reset`` breaks it, and what is under way is lost; ``corrupt`` inverts the body's last byte; ``slow`` sleeps so many seconds before each 64 KiB.
     """
 
     path: str
     status: int | None = None
     retry_after: str | None = None
     cut: int | None = None
+    reset: bool = False
     corrupt: bool = False
     slow: float = 0.0
     times: int = 1_000_000
@@ -126,8 +128,7 @@ def serve(folder: Path, **attributes: Any) -> Iterator[IndexServer]:
     class Handler(_Handler):
         index = state
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     state.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
@@ -141,6 +142,15 @@ def serve(folder: Path, **attributes: Any) -> Iterator[IndexServer]:
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that went away: tests kill them."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -267,13 +277,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.cut is not None:
             self.wfile.write(body[: fault.cut])
             self.wfile.flush()
-            # Linger of zero: close() sends RST, as a broken line would.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if fault.reset:  # linger of zero: close() sends RST and drops what is not sent yet
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             raise ConnectionResetError
         step = 65536 if fault.slow else max(1, len(body))
         for start in range(0, len(body), step):
-            time.sleep(fault.slow)
+            if fault.slow:
+                time.sleep(fault.slow)
             self.wfile.write(body[start : start + step])
 
 

@@ -7,7 +7,7 @@ touches one bucket. An environment that extends another begins with that one's l
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from envbuilder.errors import InputError
@@ -56,10 +56,9 @@ def plan(lock: Lock, parent: Lock | None, layering: Layering) -> tuple[Stage, ..
     """
     inherited = {package.name for package in parent.packages} if parent is not None else set()
     own = [package for package in lock.packages if package.name not in inherited]
-    stages = [] if parent is None else [Stage(parent, _groups(parent.packages, layering))]
-    stages.append(Stage(lock, _groups(own, layering)))
-    _check_budget(stages, layering)
-    return tuple(stages)
+    shares = [(lock, own)] if parent is None else [(parent, parent.packages), (lock, own)]
+    _check_budget([packages for _, packages in shares], layering)
+    return tuple(Stage(of, _groups(packages, layering)) for of, packages in shares)
 
 
 def bucket_of(name: str, buckets: int) -> int:
@@ -80,16 +79,20 @@ def _groups(packages: Sequence[Package], layering: Layering) -> tuple[Group, ...
     return (*alone, *buckets)
 
 
-def _check_budget(stages: Sequence[Stage], layering: Layering) -> None:
-    count = sum(len(stage.groups) for stage in stages) + _OTHER_LAYERS
-    if count <= layering.budget:
+def _check_budget(shares: Sequence[Sequence[Package]], layering: Layering) -> None:
+    def count(alone: int) -> int:
+        inner = replace(layering, alone=alone)
+        return _OTHER_LAYERS + sum(len(_groups(packages, inner)) for packages in shares)
+
+    layers = count(layering.alone)
+    if layers <= layering.budget:
         return
-    alone = [group for stage in stages for group in stage.groups if len(group.packages) == 1]
-    smallest = sorted(group.size for group in alone)[: count - layering.budget]
+    heavy = sorted(p.size for packages in shares for p in packages if p.size >= layering.alone)
+    enough = next((size >> 20 for size in heavy if count(((size >> 20) + 1) << 20) <= layering.budget), None)
     raise LayerBudgetError(
-        f"the plan has {count} layers, {count - layering.budget} more than the budget of {layering.budget}: "
-        f"{len(alone)} packages of at least {layering.alone >> 20} MiB lie alone",
-        hint=f"raise `layering.alone-mib` to {(smallest[-1] >> 20) + 1} in the recipe, or take fewer buckets"
-        if smallest
-        else "take fewer buckets",
+        f"the plan has {layers} layers, {layers - layering.budget} more than the budget of {layering.budget}: "
+        f"{len(heavy)} packages of at least {layering.alone >> 20} MiB lie alone",
+        hint="set `layering.buckets` lower in the recipe"
+        if enough is None
+        else f"set `layering.alone-mib` to {enough + 1} in the recipe",
     )

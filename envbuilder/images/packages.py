@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from envbuilder import parallel, report
 from envbuilder.oci.model import ImageFormatError, Layer
@@ -12,7 +14,6 @@ from envbuilder.wheels.layer import layer_key, write_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from envbuilder.images.layering import Group
     from envbuilder.lock.model import Package
@@ -30,6 +31,9 @@ class WheelSupply(Protocol):
 
     def provide(self, packages: Sequence[Package]) -> None:
         """Bring the wheels of ``packages`` into the store."""
+
+
+SupplyMaker: TypeAlias = Callable[[Path], WheelSupply]
 
 
 @dataclass(frozen=True)

@@ -143,11 +143,11 @@ def _parse(header: bytes) -> Member:
     if sum(header) - sum(header[148:156]) + 8 * 0x20 != checksum:
         raise TarError("a header of the tar is damaged, or this is no tar")
     name, kind = _text(header[:100]), header[156:157]
+    if kind == b"\0" and name.endswith("/") and header[257:262] != b"ustar":  # how a directory stood before 1988
+        kind = DIRECTORY
     if header[257:263] == b"ustar\0" and header[345]:
         name = f"{_text(header[345:500])}/{name}"
     kind = _OTHER_NAMES.get(kind, kind)
-    if kind == FILE and name.endswith("/"):  # how a directory was written before 1988
-        kind = DIRECTORY
     return Member(
         name=name,
         kind=kind,

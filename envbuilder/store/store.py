@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import platformdirs
 from filelock import FileLock
 
+from envbuilder.atomic import PREFIX, atomic_file, explain_full_disk
 from envbuilder.errors import EnvbuilderError
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import INDEX, Config, Descriptor, Image, Manifest, canonical_json
-from envbuilder.atomic import PREFIX, atomic_file, explain_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,10 +22,10 @@ from typing import IO, TYPE_CHECKING, TypeVar, cast
 from isal import igzip, igzip_lib
 
 from envbuilder import report
+from envbuilder.atomic import atomic_folder, remove_tree
 from envbuilder.errors import EnvbuilderError
 from envbuilder.oci.untar import DIRECTORY, FILE, HARDLINK, SPECIAL, SYMLINK, Member, TarError, TarStream
 from envbuilder.parallel import checkpoint
-from envbuilder.atomic import atomic_folder, remove_tree
 from envbuilder.store.store import NotInStoreError
 
 if TYPE_CHECKING:

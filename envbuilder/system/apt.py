@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuilder import report
+from envbuilder.atomic import atomic_file
 from envbuilder.errors import EnvbuilderError, HostError, InputError, UnreachableError, did_you_mean
 from envbuilder.oci.digest import Digest
 from envbuilder.run import ProgramFailedError, find, run
-from envbuilder.atomic import atomic_file
 from envbuilder.system.sources import Source, machine_sources
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuilder import parallel, report
+from envbuilder.atomic import explain_full_disk
 from envbuilder.errors import UnreachableError
 from envbuilder.oci import layer as layer_module
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import Layer, canonical_json
-from envbuilder.atomic import explain_full_disk
 from envbuilder.system import spool
 from envbuilder.system.apt import Apt, DebianPackage, Host, StalePackageError, architecture, choose
 from envbuilder.system.dpkgdb import database

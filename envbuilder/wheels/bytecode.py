@@ -27,6 +27,8 @@ class CompilerError(EnvbuilderError):
 class Compiler:
     """A pool of ``workers`` processes of one interpreter. Use as a context manager."""
 
+    revision = REVISION
+
     def __init__(self, python: Path, *, workers: int) -> None:
         self._python = python
         self._workers = workers

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from envbuilder.lock.indexconfig import IndexLocation
+    from envbuilder.lock.indexconfig import Indexes
     from envbuilder.lock.model import Package
     from envbuilder.store.store import Store
 
@@ -65,6 +65,10 @@ class BuildFailedError(HostError):
         self.log = log
 
 
+class WrongArchiveError(EnvbuilderError):
+    """A source archive is damaged, or is none that can be unpacked safely."""
+
+
 class WrongWheelError(EnvbuilderError):
     """A build made something else than one wheel of the package."""
 
@@ -82,14 +86,18 @@ class BuiltWheel:
 class Builder:
     """What every build of a lock has in common.
 
-    ``python`` is an interpreter of the lock's minor, ``index`` where build requirements come from, ``exclude_newer``
-    the lock's moment (RFC 3339).
+    ``python`` is an interpreter of the lock's minor, the default one of ``indexes`` is where build requirements come
+    from, ``exclude_newer`` the lock's moment (RFC 3339).
     """
 
     store: Store
     python: Path
-    index: IndexLocation
+    indexes: Indexes
     exclude_newer: str
+
+    def known(self, package: Package) -> BuiltWheel | None:
+        """Return the package's wheel when it was built before and is in the store."""
+        return self._recall(self._key(package))
 
     def build(self, package: Package, needs: Sequence[str] = ()) -> BuiltWheel:
         """Build the wheel of a package whose source archive is in the store, unless that was done before.
@@ -97,7 +105,7 @@ class Builder:
         ``needs`` are the environment's words for what the build needs of the host; they only enter an error.
 
         Raises:
-            NotInStoreError, BlobMismatchError: the archive is not there, or damaged.
+            NotInStoreError, WrongArchiveError: the archive is not there, or is damaged.
             BuildFailedError: it does not build; names the last lines, the log and ``needs``.
             OutOfReachError: the index of the build requirements did not answer.
             WrongWheelError: something else came out than one wheel of this name and version.
@@ -174,7 +182,7 @@ class Builder:
         passed = {name: value for name, value in os.environ.items() if _PASSED.fullmatch(name)}
         ours = {
             "SOURCE_DATE_EPOCH": _EPOCH, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC",
-            "UV_DEFAULT_INDEX": self.index.url, "UV_PYTHON_DOWNLOADS": "never",
+            "UV_DEFAULT_INDEX": self.indexes.default.url, "UV_PYTHON_DOWNLOADS": "never",
         }  # fmt: skip
         theirs = dict(package.build.env) if package.build is not None else {}
         flags = f"-g0 -ffile-prefix-map={folder}=."
@@ -188,7 +196,9 @@ class Builder:
         with atomic_file(log) as file:
             file.write(text.encode())
         if _UNREACHABLE.search(text):
-            return OutOfReachError(self.index.url, f"what the build of {package.file} needs could not be fetched")
+            return OutOfReachError(
+                self.indexes.default.url, f"what the build of {package.file} needs could not be fetched"
+            )
         tail = "\n".join(text.strip().splitlines()[-_LOG_LINES:])
         return BuildFailedError(package.file, tail, log, needs)
 
@@ -196,12 +206,15 @@ class Builder:
 def _unpack(archive: Path, package: Package, folder: Path) -> None:
     """Unpack a source archive after verifying its digest; nothing lands outside ``folder``."""
     if (actual := Digest.of_file(archive)) != package.digest:
-        raise WrongWheelError(f"{package.file} in the store is damaged: {actual} instead of {package.digest}")
-    if package.file.endswith(".zip"):
-        shutil.unpack_archive(archive, folder, "zip")
-    else:
-        # tar refuses names that leave the folder and makes symbolic links last.
-        run(["tar", "-xf", archive, "--no-same-owner", "--no-same-permissions", "-C", folder])
+        raise WrongArchiveError(f"{package.file} in the store is damaged: it has {actual}, not {package.digest}")
+    try:
+        if package.file.endswith(".zip"):
+            shutil.unpack_archive(archive, folder, "zip")
+        else:
+            # tar refuses names that leave the folder, and makes symbolic links last.
+            run(["tar", "-xf", archive, "--no-same-owner", "--no-same-permissions", "-C", folder])
+    except (ProgramFailedError, shutil.ReadError) as error:
+        raise WrongArchiveError(f"{package.file} does not unpack: {error}") from error
 
 
 def _check(wheel: Path, package: Package) -> None:

@@ -1,0 +1,75 @@
+"""``envbuilder build ENV``: environment -> lock -> wheels -> layers -> image -> store, engine, folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from envbuilder.images.build import Source
+    from envbuilder.spec.catalog import Catalog
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.epilog = (
+        "Prints the image's reference with its digest, and nothing else, on stdout.\n\n"
+        "example: docker run --rm $(envbuilder build base-v4 --load docker) python -c 'import torch'"
+    )
+    parser.add_argument("environment", metavar="ENV")
+    parser.add_argument("--load", choices=("docker", "podman"), help="put the image into this engine")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the image as an OCI layout to DIR")
+    parser.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, deliver, print the reference."""
+    from envbuilder import http
+    from envbuilder.images.build import build
+    from envbuilder.lock.indexconfig import Indexes
+    from envbuilder.spec.catalog import find_catalog
+    from envbuilder.store.store import Store, default_root
+    from envbuilder.wheels.supply import LockedWheels
+
+    source = read_source(find_catalog(Path.cwd()), args.environment)
+    store = Store(default_root())
+    indexes = Indexes(args.index_url, source.environment.indexes, http.new_session())
+    image = build(
+        source,
+        store,
+        lambda python: LockedWheels(store, indexes, python, source.environment, source.lock.input.exclude_newer),
+    )
+    store.put_image(image, args.environment)
+    reference = f"{args.environment}@{image.digest}"
+    if args.output is not None:
+        from envbuilder.images.layout import write_layout
+
+        write_layout(image, store, args.output, args.environment)
+    if args.load is not None:
+        from envbuilder.images.load import load
+
+        reference = load(image, store, args.load, args.environment)
+    print(reference)
+    return 0
+
+
+def read_source(catalog: Catalog, name: str) -> Source:
+    """Read an environment, its recipe and its lock, and make sure that the lock is not stale."""
+    from envbuilder import report
+    from envbuilder.errors import NoError
+    from envbuilder.images.build import Source
+    from envbuilder.lock.drift import drift
+    from envbuilder.lock.files import read_lock
+
+    environment = catalog.environment(name)
+    parent = catalog.parent(environment)
+    parent_lock = read_lock(catalog.lock_file(parent.name)) if parent is not None else None
+    lock = read_lock(catalog.lock_file(name))
+    if differences := drift(lock, environment, parent_lock):
+        listing = "\n".join(f"  {difference}" for difference in differences[:20])
+        raise NoError(f"the lock of {name} is stale:\n{listing}", hint=f"run `envbuilder lock {name}`")
+    if environment.status == "deprecated":
+        report.warning(f"{name} is deprecated; it is supported until {environment.end_of_support}")
+    return Source(environment, lock, parent_lock, catalog.recipe(name))

@@ -1,0 +1,110 @@
+"""The main job: a lock, a recipe and this machine's package sources -> an image in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from envbuilder import parallel, report
+from envbuilder.errors import HostError, InputError
+from envbuilder.images.assemble import Made, Origin, assemble, metadata_entries
+from envbuilder.images.layering import plan
+from envbuilder.images.packages import PackageLayers
+from envbuilder.oci.layer import write_layer
+from envbuilder.spec.recipe import DebianBase
+from envbuilder.system.debian import make_system
+from envbuilder.system.interpreter import find_interpreter, interpreter_layer
+from envbuilder.wheels.bytecode import Compiler
+from envbuilder.wheels.layer import InstallPrefix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from envbuilder.images.layering import Stage
+    from envbuilder.images.packages import SupplyMaker
+    from envbuilder.lock.model import Lock
+    from envbuilder.oci.model import Image, Layer
+    from envbuilder.spec.environment import Environment
+    from envbuilder.spec.recipe import Recipe
+    from envbuilder.store.store import Store
+    from envbuilder.system.debian import SystemPlan
+    from envbuilder.system.interpreter import Interpreter
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an image is built from: the environment, its lock, the lock of what it extends, its recipe."""
+
+    environment: Environment
+    lock: Lock
+    parent: Lock | None
+    recipe: Recipe
+
+
+def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
+    """Build an environment's image; everything it consists of is in the store afterwards.
+
+    ``supply`` makes the supply of wheels, given the Python that source archives are built with.
+
+    Raises:
+        EnvbuilderError: of the room in which something is wrong; what was made until then stays in the store.
+
+    """
+    stages = plan(source.lock, source.parent, source.recipe.layering)
+    system, system_layer = _system(source, store)
+    interpreter = find_interpreter(source.lock.target.python, source.recipe.interpreter, store)
+    python_layer = _python_layer(interpreter, source.recipe, store)
+    prefix = InstallPrefix(source.recipe.paths.environment, source.lock.target.python)
+    packages = PackageLayers(store, prefix, interpreter.executable, interpreter.version, supply(interpreter.executable))
+    layers = packages.make([group for stage in stages for group in stage.groups])
+    origin = Origin(f"{system.distribution} {system.suite}", f"{interpreter.kind} {interpreter.version}")
+    made = [
+        Made(system_layer, f"{origin.system}, {len(system.packages)} packages"),
+        Made(python_layer, f"Python {interpreter.version}"),
+        *_with_metadata(stages, layers, source.recipe, store),
+    ]
+    return assemble(source.environment, source.lock, source.recipe, origin, made)
+
+
+def _system(source: Source, store: Store) -> tuple[SystemPlan, Layer]:
+    """Return the base's plan and layer, having made sure that its glibc is new enough for the wheels."""
+    base = source.recipe.base
+    if not isinstance(base, DebianBase):
+        raise InputError(
+            f"{source.recipe.file}: base.image: images as a base cannot be pulled yet",
+            hint="use a base of Debian packages: `debian = [...]`",
+        )
+    system, layer = make_system(base, store)
+    needed = source.lock.target.glibc
+    if system.glibc is not None and _numbers(system.glibc) < _numbers(needed):
+        raise HostError(
+            f"{system.distribution} {system.suite} has glibc {system.glibc}, but the lock's wheels need {needed}",
+            hint="build on a newer release, or set `base.suite` in the recipe to one that this machine's sources offer",
+        )
+    return system, layer
+
+
+def _python_layer(interpreter: Interpreter, recipe: Recipe, store: Store) -> Layer:
+    with Compiler(interpreter.executable, workers=parallel.cores()) as compiler:
+        return interpreter_layer(interpreter, recipe.paths.python, store, compiler)
+
+
+def _with_metadata(stages: Sequence[Stage], layers: Sequence[Layer], recipe: Recipe, store: Store) -> list[Made]:
+    """Return the stages' layers, each stage closed by its metadata layer."""
+    made, rest = [], iter(layers)
+    for stage in stages:
+        made += [Made(next(rest), group.title) for group in stage.groups]
+        made.append(Made(_metadata_layer(stage, recipe, store), f"{stage.lock.environment}: metadata"))
+    return made
+
+
+def _metadata_layer(stage: Stage, recipe: Recipe, store: Store) -> Layer:
+    with store.writer() as blob:
+        layer = write_layer(metadata_entries(stage.lock, recipe), blob.file)
+        blob.commit(layer.digest)
+    report.detail(f"layer {layer.digest} ({layer.size} bytes): {stage.lock.environment}: metadata")
+    return layer
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -1,0 +1,130 @@
+"""A Docker engine for the tests: the one that answers already, or Debian's dockerd, started for the test run alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+import pytest
+from docker.errors import DockerException
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = "docker.io"
+_START_SECONDS = 60.0
+_STOP_SECONDS = 20.0
+
+
+def reachable() -> str | None:
+    """Return the address of the engine that DOCKER_HOST, or else the usual socket, leads to when it answers."""
+    try:
+        client = docker.from_env(timeout=5)
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except DockerException:
+        return None
+    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+
+
+def unavailable(reason: str) -> None:
+    """Fail in CI, where Docker is promised; skip elsewhere."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"the tests with Docker cannot run: {reason}")
+    pytest.skip(reason)
+
+
+@contextmanager
+def started() -> Iterator[str]:
+    """Start dockerd on a private socket with a private store; stop it and remove everything at the end.
+
+    No network is set up (no bridge, no iptables): images come from our own archives and containers share the host's.
+    The vfs driver copies each layer, and works where overlay does not, as on the overlay of a container.
+    """
+    # The path of a socket may have 107 bytes: not below pytest's long folder names.
+    folder = Path(tempfile.mkdtemp(prefix="engine-"))
+    log = folder / "log"
+    address = f"unix://{folder}/docker.sock"
+    argv = [
+        "dockerd", "--host", address, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec",
+        "--pidfile", f"{folder}/pid", "--config-file", f"{folder}/none.json", "--storage-driver", "vfs",
+        "--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
+    ]  # fmt: skip
+    (folder / "none.json").write_text("{}")
+    with log.open("wb") as output:
+        # In a session of its own: Ctrl-C in the test run must not stop it before the tests have ended.
+        daemon = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
+    try:
+        _wait_until_it_answers(daemon, address, log)
+        yield address
+    finally:
+        _stop(daemon)
+        _remove(folder)
+
+
+def _wait_until_it_answers(daemon: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        if daemon.poll() is not None:
+            break
+        try:
+            client = docker.DockerClient(address, timeout=5)
+            try:
+                client.ping()
+            finally:
+                client.close()
+        except DockerException:
+            time.sleep(0.1)
+        else:
+            return
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    unavailable(f"dockerd did not start:\n{tail}")
+
+
+def _stop(daemon: subprocess.Popen[bytes]) -> None:
+    """Stop dockerd, which stops its containerd; whatever is left of the session after a while is killed."""
+    daemon.terminate()
+    try:
+        daemon.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.wait()
+
+
+def _remove(folder: Path) -> None:
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    for mount in sorted((line.split()[1] for line in mounts if line.split()[1].startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "--lazy", mount], check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def engine() -> Iterator[str]:
+    """Give the address of an engine, and let DOCKER_HOST lead to it inside the block."""
+    address = reachable()
+    if address is not None:
+        yield address
+        return
+    if shutil.which("dockerd") is None:
+        unavailable(f"no Docker engine answers, and dockerd (Debian's package {PACKAGE}) is not installed")
+    if os.geteuid() != 0:
+        unavailable("no Docker engine answers, and starting one takes root")
+    with started() as address:
+        before = os.environ.get("DOCKER_HOST")
+        os.environ["DOCKER_HOST"] = address
+        try:
+            yield address
+        finally:
+            del os.environ["DOCKER_HOST"]
+            if before is not None:
+                os.environ["DOCKER_HOST"] = before
