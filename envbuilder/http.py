@@ -90,7 +90,10 @@ class Page:
 
 def redact(url: str) -> str:
     """Return the URL fit to be shown: user and password as ``****``, no query (it may be signed), no fragment."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(a malformed URL)"
     user, at, host = parts.netloc.rpartition("@")
     return urlunsplit((parts.scheme, f"****@{host}" if at and user else host, parts.path, "", ""))
 
@@ -141,6 +144,8 @@ def get(
         raise InputError(f"`{redact(url)}` is not a URL that can be fetched") from error
     except (requests.RequestException, HTTPError) as error:
         raise OutOfReachError(url, _reason(error)) from error
+    except OSError as error:
+        raise OutOfReachError(url, str(error), hint="check the variables that name certificate files") from error
     with response:
         if response.status_code in {404, 410}:
             raise NotFoundError(url)

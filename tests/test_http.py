@@ -45,6 +45,7 @@ def file_url(server: IndexServer) -> str:
         ("https://secret@host.test/x", "https://****@host.test/x"),
         ("https://host.test/f.whl?signature=secret#sha256=00", "https://host.test/f.whl"),
         ("file:///folder/x", "file:///folder/x"),
+        ("https://user:secret@[x/", "(a malformed URL)"),
     ],
 )
 def test_redact(url: str, shown: str):
@@ -133,7 +134,7 @@ def test_refused_connection_and_unknown_host(session: requests.Session):
         http.read(session, "http://no-such-host.invalid/")
 
 
-@pytest.mark.parametrize("url", ["no url", "gopher://host.test/", "http://"])
+@pytest.mark.parametrize("url", ["no url", "gopher://host.test/", "http://", "http://[x/"])
 def test_not_a_url(session: requests.Session, url: str):
     with pytest.raises(InputError, match="not a URL"):
         http.read(session, url)
@@ -155,6 +156,14 @@ def test_authorities_as_pip_and_uv_have_them(tmp_path: Path, monkeypatch: pytest
     assert http.new_session().verify == str(file)
     monkeypatch.setenv("PIP_CERT", "pip.pem")
     assert http.new_session().verify == "pip.pem"
+
+
+def test_authorities_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CERT", "nowhere.pem")
+    with http.new_session() as session, pytest.raises(http.OutOfReachError, match=r"nowhere\.pem"):
+        http.read(session, "https://127.0.0.1:9/")
 
 
 def test_timeouts_as_pip_and_uv_have_them(monkeypatch: pytest.MonkeyPatch):

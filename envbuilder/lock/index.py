@@ -12,7 +12,7 @@ import re
 import tempfile
 import zipfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
@@ -128,9 +128,9 @@ class Index:
             raise ProjectNotFoundError(name, self.url) from error
         try:
             files = _from_json(page.body) if page.media_type.endswith("json") else _from_html(page.body)
+            return tuple(self._located(file, page.url) for file in files if file.file.endswith(_SUFFIXES))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexFormatError(f"{self}: the page of `{name}` is not a project page: {error}") from error
-        return tuple(self._located(file, page.url) for file in files if file.file.endswith(_SUFFIXES))
 
     def _located(self, file: IndexFile, page: str) -> IndexFile:
         url = urlsplit(urljoin(page, file.url))
@@ -139,7 +139,7 @@ class Index:
         # Credentials were given for the index's host; its files need them as well, other hosts must not see them.
         same = (url.scheme, url.hostname, url.port) == (ours.scheme, ours.hostname, ours.port)
         netloc = f"{user}@{url.netloc}" if at and same and "@" not in url.netloc else url.netloc
-        return IndexFile(**{**vars(file), "url": urlunsplit((url.scheme, netloc, url.path, url.query, ""))})
+        return replace(file, url=urlunsplit((url.scheme, netloc, url.path, url.query, "")))
 
     @contextmanager
     def _downloaded(self, file: IndexFile) -> Iterator[IO[bytes]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from envbuilder import http, report
 from envbuilder.errors import InputError, did_you_mean
 from envbuilder.lock.index import Index
-from envbuilder.run import run
+from envbuilder.run import ProgramFailedError, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,13 +116,15 @@ def _checked(url: str, what: str) -> str:
 
 
 def _ask_uv(*, configured: bool) -> str:
-    """Let uv say which index it would use; run at the root so that no project's configuration counts."""
+    """Let uv say which index it uses, as configured, or built in."""
     environment = dict(os.environ)
     arguments = ["uv", "pip", "compile", "--quiet", "--no-header", "--emit-index-url", "--python", sys.executable]
     if not configured:
-        environment = {name: value for name, value in environment.items() if not name.startswith("UV_")}
+        environment = {
+            name: value for name, value in environment.items() if not name.startswith("UV_") or name == "UV_CACHE_DIR"
+        }
         arguments.append("--no-config")
-    output = run([*arguments, "-"], cwd=Path("/"), env=environment, stdin="").stdout
+    output = _output([*arguments, "-"], environment)
     match = re.search(r"^--(?:index-url|default-index)[ =](\S+)$", output, re.MULTILINE)
     if match is None:
         raise InputError(
@@ -132,9 +134,20 @@ def _ask_uv(*, configured: bool) -> str:
 
 
 def _ask_pip() -> str | None:
-    output = run([sys.executable, "-I", "-m", "pip", "config", "list"], cwd=Path("/")).stdout
+    output = _output([sys.executable, "-I", "-m", "pip", "config", "list"], dict(os.environ))
     settings = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
     for key in _PIP_KEYS:
         if key in settings:
             return str(ast.literal_eval(settings[key]))
     return None
+
+
+def _output(argv: list[str], environment: Mapping[str, str]) -> str:
+    """Run uv or pip at the root of the file system, so that no project's configuration counts."""
+    try:
+        return run(argv, cwd=Path("/"), env=environment, stdin="").stdout
+    except ProgramFailedError as error:
+        raise InputError(
+            f"which package index to use cannot be told: {error.message}",
+            hint=f"correct that configuration, or name the index with --index-url or ${VARIABLE}",
+        ) from error

@@ -8,6 +8,7 @@ from nowhere else. Everything that enters the lock is a function of the specific
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import tomllib
 from dataclasses import dataclass
@@ -113,13 +114,15 @@ class Resolver:
         with tempfile.TemporaryDirectory(prefix="envbuilder-") as folder:
             project, out = Path(folder) / "pyproject.toml", Path(folder) / "pylock.toml"
             project.write_text(self._project(environment, parent), encoding="utf-8")
+            constraints = Path(folder) / "constraints.txt"
+            constraints.write_text("\n".join(environment.constraints), encoding="utf-8")
             words = [
                 "uv", "pip", "compile", str(project), "--output-file", str(out), "--format", "pylock.toml",
                 "--python", str(self.python), "--python-version", environment.python,
                 "--python-platform", f"x86_64-manylinux_{environment.glibc.replace('.', '_')}",
                 "--exclude-newer", environment.exclude_newer.isoformat(),
                 "--default-index", self.indexes.default.url, "--no-config", "--quiet", "--no-header",
-                "--only-binary", ":all:", *(word for name in by_source for word in ("--no-binary", name)),
+                "--constraints", str(constraints), "--only-binary", ":all:", *(word for name in by_source for word in ("--no-binary", name)),
             ]  # fmt: skip
             try:
                 run(words, env=env)
@@ -142,7 +145,7 @@ class Resolver:
             {"name": index.name, "url": self.indexes.of(index.name).url, "explicit": True}
             for index in environment.indexes
         ]
-        uv = {"constraint-dependencies": list(environment.constraints), "sources": sources, "index": indexes}
+        uv = {"sources": sources, "index": indexes}
         document["tool"] = {"uv": {key: value for key, value in uv.items() if value}}
         return tomlkit.dumps(document)
 
@@ -209,6 +212,6 @@ def _explain(environment: Environment, error: ProgramFailedError) -> InputError 
     if "error sending request" in text or "Failed to fetch" in text or "client error" in text:
         return UnreachableError(f"the package index could not be asked:\n{text}", hint="check the index and try again")
     for number, requirement in enumerate(environment.requires):
-        if Requirement(requirement).name in text:
+        if re.search(rf"(?<![\w.-]){re.escape(canonicalize_name(Requirement(requirement).name))}(?![\w-])", text):
             return ResolveError(f"{environment.file}: packages.requires[{number}]: `{requirement}`:\n{text}")
     return ResolveError(f"{environment.file}: packages: cannot be resolved:\n{text}")

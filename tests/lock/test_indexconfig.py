@@ -78,6 +78,13 @@ def test_pip_by_file(pip_file: Path):
     assert configured_index(None).url == "https://install.test/simple"
 
 
+def test_broken_configuration_of_uv(configuration: Path):
+    (configuration / "uv" / "uv.toml").write_text("index-url = \n")
+    with pytest.raises(InputError, match="cannot be told") as caught:
+        configured_index(None)
+    assert "uv.toml" in str(caught.value)
+
+
 def test_nothing_configured_is_uvs_default():
     found = configured_index(None)
     assert found.source == "uv's default"
