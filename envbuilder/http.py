@@ -38,6 +38,10 @@ from envbuilder.errors import InputError, UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from urllib3.connectionpool import ConnectionPool
 
 #: Bodies are read in pieces of at most this many bytes: what is lost when a connection breaks.
 CHUNK = 1 << 16
@@ -52,9 +56,7 @@ class OutOfReachError(UnreachableError):
     """A server did not answer, or answered that it cannot. ``url`` is redacted."""
 
     def __init__(self, url: str, reason: str, *, hint: str | None = None) -> None:
-        super().__init__(
-            f"{redact(url)}: {reason}", hint=hint or "check the network, the proxy and the URL; then run again"
-        )
+        super().__init__(f"{redact(url)}: {reason}", hint=hint or _hint(reason))
         self.url = redact(url)
         self.reason = reason
 
@@ -191,6 +193,20 @@ def _read_once(session: requests.Session, url: str, headers: Mapping[str, str] |
 
 
 class _Retry(Retry):
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: urllib3.BaseHTTPResponse | None = None,
+        error: Exception | None = None,
+        _pool: ConnectionPool | None = None,
+        _stacktrace: TracebackType | None = None,
+    ) -> Self:
+        """Count a failure; a certificate that is not trusted will not be the next time either."""
+        if error is not None and any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
+            raise error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
     def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
         """Return what the server asks for, within reason: a limit of an hour is told to the user instead."""
         seconds = super().get_retry_after(response)
@@ -279,6 +295,12 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
             return "there is no way to the host"
     return "the connection failed"
+
+
+def _hint(reason: str) -> str:
+    if "certificate" in reason:
+        return "name the file of your certificate authorities with SSL_CERT_FILE"
+    return "check the network, the proxy and the URL; then run again"
 
 
 def _ssl_reason(error: BaseException) -> str:

@@ -20,21 +20,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = "docker.io"
+USUAL = "unix:///var/run/docker.sock"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 
 
 def reachable() -> str | None:
     """Return the address of the engine that DOCKER_HOST, or else the usual socket, leads to when it answers."""
+    address = os.environ.get("DOCKER_HOST", USUAL)
+    return address if answers(address) else None
+
+
+def answers(address: str) -> bool:
+    """Return whether an engine answers there."""
+    path = address.removeprefix("unix://")
+    if (
+        path != address and not Path(path).is_socket()
+    ):  # asked first: the SDK leaves a socket open when it cannot connect
+        return False
     try:
-        client = docker.from_env(timeout=5)
+        client = docker.DockerClient(address, timeout=5)
         try:
-            client.ping()
+            return client.ping()
         finally:
             client.close()
     except DockerException:
-        return None
-    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        return False
 
 
 def unavailable(reason: str) -> None:
@@ -74,19 +85,10 @@ def started() -> Iterator[str]:
 
 def _wait_until_it_answers(daemon: subprocess.Popen[bytes], address: str, log: Path) -> None:
     end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end:
-        if daemon.poll() is not None:
-            break
-        try:
-            client = docker.DockerClient(address, timeout=5)
-            try:
-                client.ping()
-            finally:
-                client.close()
-        except DockerException:
-            time.sleep(0.1)
-        else:
+    while time.monotonic() < end and daemon.poll() is None:
+        if answers(address):
             return
+        time.sleep(0.1)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
     unavailable(f"dockerd did not start:\n{tail}")
 

@@ -29,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -77,6 +78,7 @@ class IndexServer:
     ranges: bool = True
     hashes: bool = True
     credentials: tuple[str, str] | None = None
+    tls: ssl.SSLContext | None = None
     yanked: dict[str, str] = field(default_factory=dict)
     uploaded: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -86,7 +88,8 @@ class IndexServer:
     @property
     def url(self) -> str:
         """The index's URL, without credentials."""
-        return f"http://127.0.0.1:{self.port}/simple/"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}/simple/"
 
     @property
     def url_with_credentials(self) -> str:
@@ -129,6 +132,8 @@ def serve(folder: Path, **attributes: Any) -> Iterator[IndexServer]:
         index = state
 
     server = _Server(("127.0.0.1", 0), Handler)
+    if state.tls is not None:
+        server.socket = state.tls.wrap_socket(server.socket, server_side=True)
     state.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -53,7 +53,7 @@ def put_image(
 def small_image(store: Store, name: str = "small") -> Image:
     """Put an image into the store in which ``sh`` and a few other programs run."""
     system = put_layer(store, _programs())
-    accounts = [
+    accounts: list[Entry] = [
         Directory("root", 0o700),
         Directory("tmp", 0o1777),
         File("etc/passwd", Bytes(b"root:x:0:0::/root:/bin/sh\nworker:x:1234:1234::/home/worker:/bin/sh\n")),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 
 from envbuilder import http
 from envbuilder.errors import InputError
+from envbuilder.run import run
 from tests.indexes import serve
 from tests.wheelmaker import make_wheel
 
@@ -164,6 +166,26 @@ def test_authorities_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PIP_CERT", "nowhere.pem")
     with http.new_session() as session, pytest.raises(http.OutOfReachError, match=r"nowhere\.pem"):
         http.read(session, "https://127.0.0.1:9/")
+
+
+def test_certificate_that_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    run([
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-keyout", key, "-out", certificate, "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1",
+    ])  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with serve(tmp_path / "index", tls=context) as server:
+        with http.new_session() as session, pytest.raises(http.OutOfReachError, match="not trusted") as caught:
+            http.read(session, server.url)
+        assert caught.value.hint is not None
+        assert "SSL_CERT_FILE" in caught.value.hint
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        with http.new_session() as session:
+            assert http.read(session, server.url).body
 
 
 def test_timeouts_as_pip_and_uv_have_them(monkeypatch: pytest.MonkeyPatch):

@@ -49,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from envbuilder.store.store import Store, default_root
 
     chosen = engine(args.engine)
-    words = args.words or []
-    command = tuple(words[1:] if words[:1] == ["--"] else words)
-    job = Job(args.environment, command, Path.cwd(), variables(args.env))
+    job = Job(args.environment, command(args.words), Path.cwd(), variables(args.env))
     store = Store(default_root())
     digest = store.find_image(args.environment)
     if digest is None:
@@ -61,6 +59,12 @@ def run(args: argparse.Namespace) -> int:
         )
     image = store.image(digest)
     return chosen.run(job, image.config, make_ready(args.engine, store, image, args.environment))
+
+
+def command(words: list[str] | None) -> tuple[str, ...]:
+    """Return the command's words without the ``--`` that stands before them; none when there is no command."""
+    words = words or []
+    return tuple(words[1:] if words[:1] == ["--"] else words)
 
 
 def variables(options: list[str]) -> dict[str, str]:

@@ -43,17 +43,22 @@ class Origin:
     interpreter: str
 
 
-def metadata_entries(lock: Lock, recipe: Recipe) -> list[Entry]:
+@dataclass(frozen=True)
+class Frame:
+    """A virtual environment's place in the image, and the prefix of the interpreter below it; absolute paths."""
+
+    root: str
+    python: str
+
+
+def metadata_entries(lock: Lock, frame: Frame) -> list[Entry]:
     """Return the files of an environment's metadata layer: its lock, and the virtual environment's frame."""
-    python, root = recipe.paths.python, recipe.paths.environment.lstrip("/")
-    minor = lock.target.python
-    config = f"home = {python}/bin\ninclude-system-site-packages = false\nversion = {minor}\n"
-    links = [Symlink(f"{root}/bin/{name}", target) for name, target in (
-        ("python", f"{python}/bin/python{minor}"), ("python3", "python"), (f"python{minor}", "python"),
-    )]  # fmt: skip
+    root, minor = frame.root.lstrip("/"), lock.target.python
+    config = f"home = {frame.python}/bin\ninclude-system-site-packages = false\nversion = {minor}\n"
+    links = {"python": f"{frame.python}/bin/python{minor}", "python3": "python", f"python{minor}": "python"}
     return [
         File(f"{root}/pyvenv.cfg", Bytes(config.encode())),
-        *links,
+        *(Symlink(f"{root}/bin/{name}", target) for name, target in links.items()),
         Directory(SHARE),
         File(f"{SHARE}/{lock.environment}.lock.toml", Bytes(format_lock(lock).encode())),
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from envbuilder import parallel, report
 from envbuilder.errors import HostError, InputError
-from envbuilder.images.assemble import Made, Origin, assemble, metadata_entries
+from envbuilder.images.assemble import Frame, Made, Origin, assemble, metadata_entries
 from envbuilder.images.layering import plan
 from envbuilder.images.packages import PackageLayers
 from envbuilder.oci.layer import write_layer
@@ -50,20 +50,22 @@ def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
         EnvbuilderError: of the room in which something is wrong; what was made until then stays in the store.
 
     """
-    stages = plan(source.lock, source.parent, source.recipe.layering)
+    recipe, minor = source.recipe, source.lock.target.python
+    stages = plan(source.lock, source.parent, recipe.layering)
     system, system_layer = _system(source, store)
-    interpreter = find_interpreter(source.lock.target.python, source.recipe.interpreter, store)
-    python_layer = _python_layer(interpreter, source.recipe, store)
-    prefix = InstallPrefix(source.recipe.paths.environment, source.lock.target.python)
-    packages = PackageLayers(store, prefix, interpreter.executable, interpreter.version, supply(interpreter.executable))
+    interpreter = find_interpreter(minor, recipe.interpreter, store)
+    made = [Made(system_layer, f"{system.distribution} {system.suite}, {len(system.packages)} packages")]
+    # The base's own interpreter is in the image alone; another of its minor compiles and builds for it.
+    python = find_interpreter(minor, ("host", "managed"), store) if interpreter.kind == "base" else interpreter
+    if interpreter.kind != "base":
+        made.append(Made(_python_layer(interpreter, recipe, system, store), f"Python {interpreter.version}"))
+    prefix = InstallPrefix(recipe.paths.environment, minor)
+    packages = PackageLayers(store, prefix, python.executable, python.version, supply(python.executable))
     layers = packages.make([group for stage in stages for group in stage.groups])
+    home = "/usr" if interpreter.kind == "base" else recipe.paths.python
+    made += _with_metadata(stages, layers, Frame(recipe.paths.environment, home), store)
     origin = Origin(f"{system.distribution} {system.suite}", f"{interpreter.kind} {interpreter.version}")
-    made = [
-        Made(system_layer, f"{origin.system}, {len(system.packages)} packages"),
-        Made(python_layer, f"Python {interpreter.version}"),
-        *_with_metadata(stages, layers, source.recipe, store),
-    ]
-    return assemble(source.environment, source.lock, source.recipe, origin, made)
+    return assemble(source.environment, source.lock, recipe, origin, made)
 
 
 def _system(source: Source, store: Store) -> tuple[SystemPlan, Layer]:
@@ -84,23 +86,23 @@ def _system(source: Source, store: Store) -> tuple[SystemPlan, Layer]:
     return system, layer
 
 
-def _python_layer(interpreter: Interpreter, recipe: Recipe, store: Store) -> Layer:
+def _python_layer(interpreter: Interpreter, recipe: Recipe, system: SystemPlan, store: Store) -> Layer:
     with Compiler(interpreter.executable, workers=parallel.cores()) as compiler:
-        return interpreter_layer(interpreter, recipe.paths.python, store, compiler)
+        return interpreter_layer(interpreter, recipe.paths.python, store, compiler, glibc=system.glibc)
 
 
-def _with_metadata(stages: Sequence[Stage], layers: Sequence[Layer], recipe: Recipe, store: Store) -> list[Made]:
+def _with_metadata(stages: Sequence[Stage], layers: Sequence[Layer], frame: Frame, store: Store) -> list[Made]:
     """Return the stages' layers, each stage closed by its metadata layer."""
     made, rest = [], iter(layers)
     for stage in stages:
         made += [Made(next(rest), group.title) for group in stage.groups]
-        made.append(Made(_metadata_layer(stage, recipe, store), f"{stage.lock.environment}: metadata"))
+        made.append(Made(_metadata_layer(stage, frame, store), f"{stage.lock.environment}: metadata"))
     return made
 
 
-def _metadata_layer(stage: Stage, recipe: Recipe, store: Store) -> Layer:
+def _metadata_layer(stage: Stage, frame: Frame, store: Store) -> Layer:
     with store.writer() as blob:
-        layer = write_layer(metadata_entries(stage.lock, recipe), blob.file)
+        layer = write_layer(metadata_entries(stage.lock, frame), blob.file)
         blob.commit(layer.digest)
     report.detail(f"layer {layer.digest} ({layer.size} bytes): {stage.lock.environment}: metadata")
     return layer

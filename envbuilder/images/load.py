@@ -78,6 +78,8 @@ def archive(store: Store, image: Image, tag: str) -> Iterator[bytes]:
         NotInStoreError: a blob is not in the store.
 
     """
+    for folder in ("blobs", "blobs/sha256"):  # stated, so that skopeo can unpack it without being root
+        yield _header(folder, 0, tarfile.DIRTYPE)
     for name, data in _documents(image, tag):
         yield _header(name, len(data)) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
     for layer in {layer.digest: layer for layer in image.manifest.layers}.values():
@@ -117,9 +119,9 @@ def _path(digest: Digest) -> str:
     return f"blobs/sha256/{digest.hex}"
 
 
-def _header(name: str, size: int) -> bytes:
+def _header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     info = tarfile.TarInfo(name)
-    info.size = size
+    info.size, info.type, info.mode = size, kind, 0o755 if kind == tarfile.DIRTYPE else 0o644
     return info.tobuf(tarfile.PAX_FORMAT)
 
 

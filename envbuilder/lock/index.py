@@ -135,6 +135,9 @@ class Index:
     def _located(self, file: IndexFile, page: str) -> IndexFile:
         url = urlsplit(urljoin(page, file.url))
         ours = urlsplit(self.url)
+        if url.scheme == "file" != ours.scheme:
+            message = f"it offers {file.file} as a file of this machine"
+            raise ValueError(message)
         user, at, _ = ours.netloc.rpartition("@")
         # Credentials were given for the index's host; its files need them as well, other hosts must not see them.
         same = (url.scheme, url.hostname, url.port) == (ours.scheme, ours.hostname, ours.port)

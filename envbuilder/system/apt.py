@@ -205,30 +205,33 @@ class Apt:
             self._run("apt-get", "update", "-q")
         except ProgramFailedError as error:
             failure = error  # another party's source may have failed: what counts is what is there now
-        origins = self._origins()
-        kept = [source for source in candidates if _key(source) in origins]
-        if not any(not source.suite.endswith(POCKETS[1:]) for source in kept):
-            if failure or not origins:
+        fetched = self._fetched()
+        kept = [source for source in candidates if self._belongs(fetched.get(_key(source)))]
+        if all(source.suite.endswith(POCKETS[1:]) for source in kept):
+            if failure or any(_key(source) not in fetched for source in candidates):
                 raise _unreachable(f"the package lists of `{self.suite}` could not be fetched", failure)
             raise self._not_offered(machine)
         for source in candidates:
-            if source not in kept and _same_owner(source, kept):
+            if _key(source) not in fetched and _same_keys(source, kept):
                 message = f"the package lists of `{source.suite}` could not be fetched from {source.uri}"
                 raise _unreachable(message, failure)
         if failure:
-            report.warning(f"the package lists of {self.suite} could not all be refreshed; those of before are used")
+            report.warning(f"not every package list of {self.suite} could be refreshed; what is there is used")
         self._use(kept)
-        return next(ORIGINS[origins[_key(source)][0]] for source in kept)
+        return next(ORIGINS[fetched[_key(source)][0]] for source in kept)
 
-    def _origins(self) -> Mapping[tuple[str, str], tuple[str, str]]:
-        """Return (origin, codename) by (URI, suite) of the sources that were fetched and are the distribution."""
+    def _fetched(self) -> Mapping[tuple[str, str], tuple[str, str]]:
+        """Return what the Release files say, (origin, codename), by (URI, suite) of the sources whose lists are here."""
         found = {}
         for line in self._run("apt-get", "indextargets", "--format", _FORMAT).splitlines():
             origin, codename, uri, release, file = line.split("|", 4)
-            belongs = codename in {self.suite + pocket for pocket in POCKETS}
-            if origin in ORIGINS and belongs and Path(file).exists():
+            if Path(file).exists():
                 found[uri.rstrip("/"), release] = (origin, codename)
         return found
+
+    def _belongs(self, release: tuple[str, str] | None) -> bool:
+        """Return whether a Release file says that it is the distribution's, and of this release."""
+        return release is not None and release[0] in ORIGINS and release[1] in {self.suite + p for p in POCKETS}
 
     def _use(self, sources: Iterable[Source]) -> None:
         _write(self.root / "envbuilder.sources", "\n".join(source.stanza() for source in sources))
@@ -285,7 +288,7 @@ def _key(source: Source) -> tuple[str, str]:
     return source.uri.rstrip("/"), source.suite
 
 
-def _same_owner(source: Source, kept: Iterable[Source]) -> bool:
+def _same_keys(source: Source, kept: Iterable[Source]) -> bool:
     """Return whether a source whose lists are missing is bound to the keys of one that is the distribution."""
     return any(source.signed_by is not None and source.signed_by == other.signed_by for other in kept)
 

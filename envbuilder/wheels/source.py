@@ -199,7 +199,9 @@ class Builder:
             return OutOfReachError(
                 self.indexes.default.url, f"what the build of {package.file} needs could not be fetched"
             )
-        tail = "\n".join(text.strip().splitlines()[-_LOG_LINES:])
+        # uv's own closing hint is of no use beside ours.
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("hint:")]
+        tail = "\n".join(lines[-_LOG_LINES:])
         return BuildFailedError(package.file, tail, log, needs)
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import json
 import os
 import subprocess
 import tarfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +17,20 @@ from envbuilder.oci.digest import Digest
 from envbuilder.store.store import Store
 from tests.smallimage import small_image
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from envbuilder.oci.model import Image
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    store = Store(tmp_path_factory.mktemp("load") / "store")
-    small_image(store)
-    return store
+    return Store(tmp_path_factory.mktemp("load") / "store")
+
+
+@pytest.fixture(scope="module")
+def image(store: Store) -> Image:
+    return small_image(store)
 
 
 def test_reference():
@@ -30,12 +39,11 @@ def test_reference():
     assert reference("My Env+extra_", digest) == "envbuilder/my-env-extra:0123456789ab"
 
 
-def test_archive_is_a_layout_and_a_saved_image(store: Store):
-    image = small_image(store)
+def test_archive_is_a_layout_and_a_saved_image(store: Store, image: Image):
     data = b"".join(archive(store, image, "envbuilder/small:tag"))
     assert data == b"".join(archive(store, image, "envbuilder/small:tag"))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        files = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+        files = {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}  # type: ignore[union-attr]
     (saved,) = json.loads(files["manifest.json"])
     assert saved["RepoTags"] == ["envbuilder/small:tag"]
     assert json.loads(files[saved["Config"]])["rootfs"]["diff_ids"] == [str(d) for d in image.config.diff_ids]
@@ -49,8 +57,7 @@ def test_archive_is_a_layout_and_a_saved_image(store: Store):
 
 
 @pytest.mark.parametrize("transport", ["oci", "oci-archive", "docker-archive"])
-def test_skopeo_accepts_it(store: Store, tmp_path: Path, transport: str):
-    image = small_image(store)
+def test_skopeo_accepts_it(store: Store, image: Image, tmp_path: Path, transport: str):
     file = tmp_path / "image.tar"
     file.write_bytes(b"".join(archive(store, image, "envbuilder/small:tag")))
     source = f"oci:{store.root}:small" if transport == "oci" else f"{transport}:{file}"
@@ -62,20 +69,22 @@ def test_skopeo_accepts_it(store: Store, tmp_path: Path, transport: str):
         assert inspected["Digest"] == str(image.digest)
 
 
-def test_an_engine_that_is_not_there(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the SDK forgets its socket
+def test_an_engine_that_is_not_there(store: Store, image: Image, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setenv("CONTAINER_HOST", f"unix://{tmp_path}/none.sock")
     for engine, start in (("docker", "systemctl start docker"), ("podman", "systemctl --user start podman.socket")):
         with pytest.raises(HostError, match=f"the {engine} engine cannot be used") as caught:
-            load(small_image(store), store, engine, "small")
+            load(image, store, engine, "small")
         assert start in (caught.value.hint or "")
+        del caught
+    gc.collect()  # now, where that warning is ignored
     with pytest.raises(InputError, match="`dokcer`"):
-        load(small_image(store), store, "dokcer", "small")
+        load(image, store, "dokcer", "small")
 
 
 @pytest.mark.docker
-def test_docker_runs_it(store: Store, docker_engine: str, monkeypatch: pytest.MonkeyPatch):
-    image = small_image(store)
+def test_docker_runs_it(store: Store, image: Image, docker_engine: str, monkeypatch: pytest.MonkeyPatch):
     tag = load(image, store, "docker", "small")
     assert tag == f"envbuilder/small:{image.digest.hex[:12]}"
     words = ["docker", "run", "--rm", "--network", "none", tag, "sh", "-c", "echo $GREETING; id -un; exit 3"]

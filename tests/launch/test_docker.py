@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker
@@ -19,6 +18,7 @@ from tests.smallimage import small_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.docker
 
@@ -55,7 +55,9 @@ def work(tmp_path: Path) -> Path:
 def launch(
     store: Store, reference: str, work: Path, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
-    config = small_image(store).config
+    digest = store.find_image("small")
+    assert digest is not None
+    config = store.image(digest).config
 
     def launch(*argv: str) -> tuple[int, str, str]:
         code = engine.run(Job("small", argv, work, {"OWN": "of the job"}), config, reference)
@@ -102,10 +104,8 @@ def test_the_command_sees_what_it_sees_in_the_sandbox(launch: Callable[..., tupl
     assert (work / "out").read_text() == "made\n"
 
 
-@pytest.mark.parametrize(
-    ("trap", "output", "code"), [("trap 'echo caught; exit 5' TERM;", "caught\n", 5), ("", "", 143)]
-)
-def test_standard_input_and_signals(store: Store, reference: str, work: Path, trap: str, output: str, code: int):
+@pytest.mark.parametrize(("trap", "expected"), [("trap 'echo caught; exit 5' TERM;", ("caught\n", 5)), ("", ("", 143))])
+def test_standard_input_and_signals(store: Store, reference: str, work: Path, trap: str, expected: tuple[str, int]):
     script = f"{trap} read line; echo $line; sleep 30 & wait"
     words = [sys.executable, "-c", LAUNCHER, str(store.root), reference, "sh", "-c", script]
     pipe = subprocess.PIPE
@@ -116,6 +116,5 @@ def test_standard_input_and_signals(store: Store, reference: str, work: Path, tr
         process.stdin.flush()
         assert process.stdout.readline() == "typed\n"
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.read() == output
-        assert process.wait(20) == code
+        assert (process.stdout.read(), process.wait(20)) == expected
     assert containers() == 0

@@ -1,5 +1,8 @@
 """Plans as values: what is asked of an engine, without one."""
 
+# ruff: noqa: S108
+# The folders named here are those of an image.
+
 from __future__ import annotations
 
 from dataclasses import replace

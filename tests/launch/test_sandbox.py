@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from envbuilder.errors import HostError
 from envbuilder.launch.engines import sandbox
 from envbuilder.launch.job import CommandNotFoundError, Job, NotExecutableError
 from envbuilder.store.roots import root_tree
@@ -229,6 +230,6 @@ def test_a_sandbox_that_cannot_be_made_is_explained(tmp_path: Path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(sandbox.HostError, match="No permissions to create new namespace") as caught:
+    with pytest.raises(HostError, match="No permissions to create new namespace") as caught:
         sandbox.execute(sandbox.SandboxPlan((str(broken), "--unshare-pid", "--ro-bind", "/", "/", "--", "true"), {}))
     assert "user namespaces" in (caught.value.hint or "")

@@ -111,6 +111,13 @@ def test_html_of_odd_indexes(session: requests.Session, monkeypatch: pytest.Monk
     assert (source.file, source.digest, source.metadata) == ("x-1.0.tar.gz", None, False)
 
 
+def test_remote_page_cannot_offer_a_local_file(session: requests.Session, monkeypatch: pytest.MonkeyPatch):
+    page = http.Page("https://host.test/simple/x/", "text/html", b'<a href="file:///etc/x-1.tar.gz">x</a>')
+    monkeypatch.setattr(http, "read", lambda *_args, **_options: page)
+    with pytest.raises(IndexFormatError, match=r"offers x-1\.tar\.gz as a file of this machine"):
+        Index("https://host.test/simple/", session).files("x")
+
+
 def test_metadata_beside_the_wheel(server: IndexServer, session: requests.Session):
     index = Index(server.url, session)
     assert index.metadata(index.files("my-pkg")[1]) == NEW.metadata

@@ -57,6 +57,11 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbuilder.store.download._WAIT_SECONDS", 0.01)
+
+
 def source_of(server: IndexServer, *, size: int | None = BIG.size) -> Source:
     return Source(server.url.replace("/simple/", f"/files/big/{BIG.file}"), BIG.digest, size)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _START = "start it (`systemctl start docker`), or name another with DOCKER_HOST; `--engine sandbox` needs none"
 _NO_LIMIT: Any = None  # a job may be silent for days; the stubs know no such client
 _STDOUT, _STDERR = 1, 2
+_INIT = b"[FATAL tini"  # how the container's first process says that it cannot execute the command
 _CHUNK = 1 << 16
 
 
@@ -112,15 +113,28 @@ def _attached(container: Container, plan: DockerPlan, environment: str) -> int:
         with suppress(APIError):  # it has ended
             container.kill(number.name)
 
-    with forwarding(send):
-        try:
+    refusal = b""
+    try:
+        with forwarding(send):
             container.start()
-        except APIError as error:
-            raise _explain(error, plan, environment) from error
-        threading.Thread(target=_feed, args=(raw,), daemon=True).start()
-        for kind, data in frames_iter(stream, tty=False):  # type: ignore[no-untyped-call]
-            _write(kind, data)
-        return int(container.wait()["StatusCode"])
+            threading.Thread(target=_feed, args=(raw,), daemon=True).start()
+            for kind, data in frames_iter(stream, tty=False):  # type: ignore[no-untyped-call]
+                if kind == _STDERR and data.startswith(_INIT):
+                    refusal = data
+                else:
+                    _write(kind, data)
+            code = int(container.wait()["StatusCode"])
+    except APIError as error:
+        raise HostError(f"the Docker engine could not start the container: {error.explanation or error}") from error
+    finally:
+        stream.close()
+        raw.close()
+    if refusal and code == CommandNotFoundError.exit_code:
+        raise CommandNotFoundError(f"`{plan.command[0]}` is not in `{environment}`")
+    if refusal and code == NotExecutableError.exit_code:
+        raise NotExecutableError(f"`{plan.command[0]}` in `{environment}` is not executable")
+    _write(_STDERR, refusal)
+    return code
 
 
 def _feed(raw: socket.socket) -> None:
@@ -134,12 +148,3 @@ def _feed(raw: socket.socket) -> None:
 def _write(kind: int, data: bytes) -> None:
     while data:
         data = data[os.write(_STDERR if kind == _STDERR else _STDOUT, data) :]
-
-
-def _explain(error: APIError, plan: DockerPlan, environment: str) -> Exception:
-    text = str(error.explanation or error)
-    if "executable file not found" in text or "no such file or directory" in text:
-        return CommandNotFoundError(f"`{plan.command[0]}` is not in `{environment}`")
-    if "permission denied" in text:
-        return NotExecutableError(f"`{plan.command[0]}` in `{environment}` is not executable")
-    return HostError(f"the Docker engine could not start the container: {text}")
