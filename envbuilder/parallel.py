@@ -68,4 +68,6 @@ def run_all(function: Callable[[T], R], items: Iterable[T], *, workers: int) -> 
     failures = [error for f in futures if not f.cancelled() and (error := f.exception()) is not None]
     for error in sorted(failures, key=lambda error: isinstance(error, StoppedError)):
         raise error
+    if any(future.cancelled() for future in futures):
+        raise StoppedError  # stopped from outside while no job of ours was at a checkpoint
     return [future.result() for future in futures]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CATALOG = Catalog(Path(__file__).parents[1])
 NAMES = ("ai-v4", "base-v3", "base-v4")
-LINUX = default_environment() | {
+LINUX: dict[str, str] = {k: str(v) for k, v in default_environment().items()} | {
     "python_version": "3.12",
     "python_full_version": "3.12.3",
     "platform_machine": "x86_64",

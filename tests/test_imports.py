@@ -17,7 +17,7 @@ ALLOWED = {
     "spec": set(),
     "store": {"oci"},
     "lock": {"spec", "oci.digest"},
-    "wheels": {"lock", "oci", "store"},
+    "wheels": {"spec", "lock", "oci", "store"},
     "system": {"spec", "oci", "store"},
     "images": {"spec", "lock", "oci", "store", "wheels", "system"},
     "launch": {"spec", "oci", "store"},

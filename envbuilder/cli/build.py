@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "example: docker run --rm $(envbuilder build base-v4 --load docker) python -c 'import torch'"
     )
     parser.add_argument("environment", metavar="ENV")
+    parser.add_argument(
+        "--extra", action="append", default=[], metavar="NAME", help="add an optional part (flash-attn)"
+    )
     parser.add_argument("--load", choices=("docker", "podman"), help="put the image into this engine")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the image as an OCI layout to DIR")
     parser.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
@@ -36,21 +40,26 @@ def run(args: argparse.Namespace) -> int:
     source = read_source(find_catalog(Path.cwd()), args.environment)
     store = Store(default_root())
     indexes = Indexes(args.index_url, source.environment.indexes, http.new_session())
+    if args.extra:
+        from envbuilder.images.extras import find_extra, provide_extra
+
+        found = [find_extra(source.environment, name) for name in dict.fromkeys(args.extra)]
+        source = replace(source, extras=tuple(provide_extra(extra, source.lock, store, indexes) for extra in found))
     image = build(
         source,
         store,
         lambda python: LockedWheels(store, indexes, python, source.environment, source.lock.input.exclude_newer),
     )
-    store.put_image(image, args.environment)
-    reference = f"{args.environment}@{image.digest}"
+    store.put_image(image, source.name)
+    reference = f"{source.name}@{image.digest}"
     if args.output is not None:
         from envbuilder.images.layout import write_layout
 
-        write_layout(image, store, args.output, args.environment)
+        write_layout(image, store, args.output, source.name)
     if args.load is not None:
         from envbuilder.images.load import load
 
-        reference = load(image, store, args.load, args.environment)
+        reference = load(image, store, args.load, source.name)
     print(reference)
     return 0
 

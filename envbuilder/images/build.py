@@ -20,7 +20,7 @@ from envbuilder.wheels.layer import InstallPrefix
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from envbuilder.images.layering import Stage
+    from envbuilder.images.layering import Group, Stage
     from envbuilder.images.packages import SupplyMaker
     from envbuilder.lock.model import Lock
     from envbuilder.oci.model import Image, Layer
@@ -33,12 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """What an image is built from: the environment, its lock, the lock of what it extends, its recipe."""
+    """What an image is built from: the environment, its lock, the lock of what it extends, its recipe, its extras."""
 
     environment: Environment
     lock: Lock
     parent: Lock | None
     recipe: Recipe
+    extras: tuple[Group, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the image is called: the environment's name, with its extras'."""
+        return "+".join([self.environment.name, *(group.title.removeprefix("extra ") for group in self.extras)])
 
 
 def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
@@ -63,9 +69,11 @@ def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
     packages = PackageLayers(store, prefix, python.executable, python.version, supply(python.executable))
     layers = packages.make([group for stage in stages for group in stage.groups])
     home = "/usr" if interpreter.kind == "base" else recipe.paths.python
+    # Extras lie on top, so that the environment's own layers stay as they are.
+    extras = [Made(*pair) for pair in zip(packages.make(source.extras), (g.title for g in source.extras), strict=True)]
     made += _with_metadata(stages, layers, Frame(recipe.paths.environment, home), store)
     origin = Origin(f"{system.distribution} {system.suite}", f"{interpreter.kind} {interpreter.version}")
-    return assemble(source.environment, source.lock, recipe, origin, made)
+    return assemble(source.environment, source.lock, recipe, origin, [*made, *extras])
 
 
 def _system(source: Source, store: Store) -> tuple[SystemPlan, Layer]:

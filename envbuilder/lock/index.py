@@ -12,7 +12,7 @@ import re
 import tempfile
 import zipfile
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
@@ -26,7 +26,7 @@ from envbuilder.oci.digest import Digest
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import requests
 
@@ -52,7 +52,7 @@ class IndexFormatError(EnvbuilderError):
     """An answer of an index, or a wheel on it, is not what the specification says."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexFile:
     """A file that an index offers. What the index does not say is None; a local folder says no digests.
 
@@ -78,6 +78,7 @@ class Index:
     def __init__(self, url: str, session: requests.Session) -> None:
         self.url = url.rstrip("/") + "/"
         self.session = session
+        self._user = urlsplit(self.url).netloc.rpartition("@")[0]
         self._pages: dict[str, tuple[IndexFile, ...]] = {}
 
     def __str__(self) -> str:
@@ -94,8 +95,17 @@ class Index:
         """
         name = canonicalize_name(project)
         if name not in self._pages:
-            self._pages[name] = self._read_page(name)
+            self._pages[name] = self._read_page(name, None)
         return self._pages[name]
+
+    def find(self, project: str, file: str) -> IndexFile | None:
+        """Return the file of that name, or None. Cheap on pages of thousands, and nothing is kept.
+
+        Raises: as ``files``.
+        """
+        name = canonicalize_name(project)
+        files = self._pages[name] if name in self._pages else self._read_page(name, file)
+        return next((found for found in files if found.file == file), None)
 
     def metadata(self, file: IndexFile) -> bytes:
         """Return a wheel's core metadata: the file beside it, else out of the wheel by ranges or as a whole.
@@ -121,28 +131,31 @@ class Index:
             with self._downloaded(file) as stream:
                 return _metadata_in(stream, file.file)
 
-    def _read_page(self, name: str) -> tuple[IndexFile, ...]:
+    def _read_page(self, name: str, only: str | None) -> tuple[IndexFile, ...]:
         try:
             page = http.read(self.session, f"{self.url}{name}/", headers={"Accept": _ACCEPT})
         except http.NotFoundError as error:
             raise ProjectNotFoundError(name, self.url) from error
+        parse = _from_json if page.media_type.endswith("json") else _from_html
         try:
-            files = _from_json(page.body) if page.media_type.endswith("json") else _from_html(page.body)
-            return tuple(self._located(file, page.url) for file in files if file.file.endswith(_SUFFIXES))
+            return tuple(parse(page.body, lambda url: self._located(url, page.url), only))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexFormatError(f"{self}: the page of `{name}` is not a project page: {error}") from error
 
-    def _located(self, file: IndexFile, page: str) -> IndexFile:
-        url = urlsplit(urljoin(page, file.url))
-        ours = urlsplit(self.url)
-        if url.scheme == "file" != ours.scheme:
-            message = f"it offers {file.file} as a file of this machine"
+    def _located(self, link: str, page: str) -> str:
+        """Return the absolute URL of a link on a page, without its fragment, with credentials where they are due."""
+        # Pages have thousands of links, nearly all of them absolute.
+        url = (link if link.startswith("https://") else urljoin(page, link)).partition("#")[0]
+        if url.startswith("file:") and not self.url.startswith("file:"):
+            message = "it offers a file of this machine"
             raise ValueError(message)
-        user, at, _ = ours.netloc.rpartition("@")
-        # Credentials were given for the index's host; its files need them as well, other hosts must not see them.
-        same = (url.scheme, url.hostname, url.port) == (ours.scheme, ours.hostname, ours.port)
-        netloc = f"{user}@{url.netloc}" if at and same and "@" not in url.netloc else url.netloc
-        return replace(file, url=urlunsplit((url.scheme, netloc, url.path, url.query, "")))
+        if self._user:
+            parts, ours = urlsplit(url), urlsplit(self.url)
+            # Credentials were given for the index's host; its files need them as well, other hosts must not see them.
+            same = (parts.scheme, parts.hostname, parts.port) == (ours.scheme, ours.hostname, ours.port)
+            if same and "@" not in parts.netloc:
+                return urlunsplit(parts._replace(netloc=f"{self._user}@{parts.netloc}"))
+        return url
 
     @contextmanager
     def _downloaded(self, file: IndexFile) -> Iterator[IO[bytes]]:
@@ -154,23 +167,29 @@ class Index:
             yield whole
 
 
-def _from_json(body: bytes) -> list[IndexFile]:
+def _from_json(body: bytes, located: Callable[[str], str], only: str | None) -> Iterator[IndexFile]:
     document = json.loads(body)
     version = str(document["meta"]["api-version"])
     if version.partition(".")[0] != "1":
         message = f"it is of version {version} of the API, not 1"
         raise ValueError(message)
-    return [_json_file(entry) for entry in document["files"]]
+    for entry in document["files"]:
+        if _is_asked_for(entry["filename"], only):
+            yield _json_file(entry, located(entry["url"]))
 
 
-def _json_file(entry: Mapping[str, Any]) -> IndexFile:
+def _is_asked_for(file: str, only: str | None) -> bool:
+    return file.endswith(_SUFFIXES) and only in {None, file}
+
+
+def _json_file(entry: Mapping[str, Any], url: str) -> IndexFile:
     yanked = entry.get("yanked", False)
     # PEP 714: the name of the key was once dist-info-metadata, and is still on some indexes.
     metadata = entry.get("core-metadata", entry.get("data-dist-info-metadata", entry.get("dist-info-metadata", False)))
     time = entry.get("upload-time")
     return IndexFile(
-        file=str(entry["filename"]),
-        url=str(entry["url"]),
+        file=entry["filename"],
+        url=url,
         digest=_sha256(entry.get("hashes")),
         size=entry.get("size"),
         requires_python=entry.get("requires-python") or None,
@@ -187,18 +206,21 @@ def _sha256(hashes: object) -> Digest | None:
     return Digest.parse(f"sha256:{value}".lower()) if value else None
 
 
-def _from_html(body: bytes) -> list[IndexFile]:
+def _from_html(body: bytes, located: Callable[[str], str], only: str | None) -> Iterator[IndexFile]:
     parser = _Anchors()
     parser.feed(body.decode("utf-8", "replace"))
     parser.close()
-    return [_html_file(attributes, parser.base) for attributes in parser.found if "href" in attributes]
+    for attributes in parser.found:
+        link, _, fragment = urljoin(parser.base, attributes.get("href", "")).partition("#")
+        file = unquote(urlsplit(link).path.rpartition("/")[2])
+        if _is_asked_for(file, only):
+            yield _html_file(attributes, file, located(link), fragment)
 
 
-def _html_file(attributes: Mapping[str, str], base: str) -> IndexFile:
-    url, _, fragment = urljoin(base, attributes["href"]).partition("#")
+def _html_file(attributes: Mapping[str, str], file: str, url: str, fragment: str) -> IndexFile:
     metadata = attributes.get("data-core-metadata", attributes.get("data-dist-info-metadata"))
     return IndexFile(
-        file=unquote(urlsplit(url).path.rpartition("/")[2]),
+        file=file,
         url=url,
         digest=_digest_of(fragment),
         requires_python=attributes.get("data-requires-python") or None,

@@ -43,7 +43,7 @@ class MetadataSource:
             found = core_metadata(self.build(package))
         else:
             index = self.indexes.of(package.index)
-            file = next((f for f in index.files(package.name) if f.file == package.file), None)
+            file = index.find(package.name, package.file)
             if file is None:
                 raise InputError(f"{package.file} is not on the index {index}")
             found = core_metadata(index.metadata(file))

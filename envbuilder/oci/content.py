@@ -99,7 +99,8 @@ class Deflated:
 
         def inflate(data: bytes) -> Iterator[bytes]:
             nonlocal seen, crc
-            while data and not inflater.eof:
+            # With all input taken, output may still be pending: only no output means that it wants more.
+            while not inflater.eof:
                 try:
                     piece = inflater.decompress(data, CHUNK)
                 except IsalError as error:  # type: ignore[misc]  # the stub forgot its base class

@@ -64,11 +64,12 @@ class NamedIndex:
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional part that is not in the lock: requirements, and the URL template of prebuilt wheels."""
+    """An optional part that is not in the lock: exact pins, and the URL template of the first one's prebuilt wheel."""
 
     name: str
     requires: tuple[str, ...]
     wheel: str | None
+    sha256: str | None
     reason: str
 
 
@@ -206,7 +207,15 @@ def _build(table: Table, name: str) -> BuildSetting:
 
 
 def _extra(table: Table, name: str) -> Extra:
-    extra = Extra(name, _requirements(table, "requires", ()), table.optional_string("wheel"), table.string("reason"))
+    extra = Extra(
+        name=name,
+        requires=_requirements(table, "requires", ()),
+        wheel=table.optional_string("wheel"),
+        sha256=table.optional_string("sha256"),
+        reason=table.string("reason"),
+    )
+    if not extra.requires:
+        raise table.error("requires", "must name at least one package")
     for key in re.findall(r"\{([^}]*)\}", extra.wheel or ""):
         if key not in (*_EXTRA_KEYS, "cuda"):
             raise table.error("wheel", f"unknown key `{{{key}}}`", hint=did_you_mean(key, _EXTRA_KEYS))

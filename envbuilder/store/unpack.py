@@ -15,11 +15,11 @@ unpacks. Of directories the time is not kept.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
 
-from isal import igzip, igzip_lib
+from isal import igzip, igzip_lib, igzip_threaded
 
 from envbuilder import report
 from envbuilder.atomic import atomic_folder, remove_tree
@@ -30,6 +30,7 @@ from envbuilder.store.store import NotInStoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from envbuilder.oci.digest import Digest
     from envbuilder.oci.model import Descriptor
@@ -47,6 +48,7 @@ IMPLIED = ".wh..wh.implied"
 
 _CLIMBING = {WHITEOUT, WHITEOUT + ".", WHITEOUT + ".."}
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_BLOCK = 1 << 19  # what passes between the threads at once; a few of them are in memory for each layer under way
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -106,26 +108,28 @@ def _opened(store: Store, layer: Descriptor, progress: Callable[[int], None]) ->
         file = store.blob(layer.digest).open("rb")
     except FileNotFoundError as error:
         raise NotInStoreError(f"layer {layer.digest} is not in the store") from error
-    with file:
+    with file, _inflated(file, layer) as source:
         try:
-            yield TarStream(_source(file, layer), advance)
+            yield TarStream(source, advance)
         except TarError as error:
             raise UnpackError(f"layer {layer.digest}: {error.message}") from error
         except (igzip.BadGzipFile, igzip_lib.IsalError, EOFError) as error:  # type: ignore[misc]  # as in oci.content
             raise UnpackError(f"layer {layer.digest} is not valid gzip: {error}") from error
 
 
-def _source(file: IO[bytes], layer: Descriptor) -> Source:
+def _inflated(file: IO[bytes], layer: Descriptor) -> AbstractContextManager[Source]:
+    """Return the tar in the layer's file. It is inflated in a thread of its own, while ours hashes and writes."""
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(_GZIP):
-        return cast("Source", igzip.open(file, "rb"))  # type: ignore[no-untyped-call]
+        inflated = igzip_threaded.open(file, "rb", threads=1, block_size=_BLOCK)  # type: ignore[no-untyped-call]
+        return cast("AbstractContextManager[Source]", inflated)
     if magic == _ZSTD:
         raise UnpackError(
             f"layer {layer.digest} is compressed with zstd, which is not supported yet",
             hint="take a build of the image with gzip layers (`skopeo copy --dest-compress-format gzip`)",
         )
-    return cast("Source", file)
+    return cast("AbstractContextManager[Source]", nullcontext(file))
 
 
 class _TreeWriter:

@@ -35,6 +35,9 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: Lists younger than this are not refreshed (seconds), unless a package is gone from the mirror.
 LISTS_AGE = 24 * 3600
 _NO_APT = "Debian packages are resolved by the host's own apt; elsewhere, name a base image in the recipe (base.image)"
+_GONE = re.compile(
+    r"\b404\b|No such file|File not found|was not found|Unable to locate|Can't find a source|Hash Sum mismatch"
+)
 _URI_LINE = re.compile(r"'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})")
 _FORMAT = "|".join(f"$({name})" for name in ("ORIGIN", "CODENAME", "REPO_URI", "RELEASE", "FILENAME"))
 
@@ -75,8 +78,14 @@ Dir::State::Status "{root}/status";
 """
 
 
-class StalePackageError(EnvbuilderError):
-    """A resolved package is gone from the mirror: the plan is older than the archive. Resolve again."""
+class StalePackageError(UnreachableError):
+    """A resolved package is gone from the mirror, or is another one there: the plan is older than the archive."""
+
+    def __init__(self, suite: str) -> None:
+        super().__init__(
+            f"the mirror of `{suite}` has no longer what was resolved",
+            hint="it is being updated, or damaged: try again in a few minutes, or use another mirror",
+        )
 
 
 @dataclass(frozen=True)
@@ -183,8 +192,8 @@ class Apt:
         try:
             self._run("apt-get", "download", "-qq", *words, cwd=folder)
         except ProgramFailedError as error:
-            if re.search(r"\b404\b|File not found|was not found|Unable to locate|Can't find a source", error.stderr):
-                raise StalePackageError(f"the mirror of `{self.suite}` has no longer what was resolved") from error
+            if _GONE.search(error.stderr):
+                raise StalePackageError(self.suite) from error
             raise _unreachable(f"packages of `{self.suite}` could not be fetched", error) from error
         return {path.name.partition("_")[0]: path for path in folder.glob("*.deb")}
 

@@ -39,8 +39,11 @@ class Control:
 
 def read_control(deb: Path) -> Control:
     """Return the control information of a package; raise DebError when it is no package."""
+    files: dict[str, bytes] = {}
     with _open_tar(deb, "control.tar") as archive:
-        files = {m.name.removeprefix("./"): archive.extractfile(m).read() for m in archive if m.isreg()}  # type: ignore[union-attr]
+        for member in archive:
+            if (file := archive.extractfile(member)) is not None:
+                files[member.name.removeprefix("./")] = file.read()
     if "control" not in files:
         raise DebError(f"{deb}: has no control file")
     return Control(parse_fields(files.pop("control").decode(errors="surrogateescape")), files)

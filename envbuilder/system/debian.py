@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: A plan younger than this is used without asking apt (seconds). After it, an update of the archive comes in.
 PLAN_AGE = 24 * 3600
 #: Enters the layer's key: whatever in this room changes the bytes must change this.
-REVISION = "debian 1"
+REVISION = "debian 2"
 _BATCH = 24 << 20  # packages are fetched by so many bytes at a time: what is done counts, should the rest fail
 _FETCHERS = 3
 

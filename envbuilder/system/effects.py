@@ -91,9 +91,11 @@ def all_effects(tree: Tree, architecture: str) -> Tree:
 
 
 def folders(tree: Tree) -> Iterator[Entry]:
-    """Yield the directories of every system, and the two links in /var that every program relies on."""
+    """Yield the directories of every system, the links in /var that programs rely on, and what engines mount over."""
     del tree
     yield from DIRECTORIES
+    yield File("etc/hosts", Bytes(b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"))
+    yield File("etc/resolv.conf", Bytes(b""))
     yield Symlink("var/run", "/run")
     yield Symlink("var/lock", "/run/lock")
 

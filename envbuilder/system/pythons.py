@@ -112,19 +112,23 @@ def find_interpreter(
 
 
 def _managed(minor: str, store: Store, environ: Mapping[str, str], tried: list[str]) -> Interpreter | None:
-    folder = store.root / "pythons"
-    env = {**environ, "UV_PYTHON_INSTALL_DIR": str(folder), "UV_PYTHON_INSTALL_BIN": "0"}
-    for attempt in ("find", "install"):
-        if attempt == "install" and not _install(minor, store, env, tried):
-            return None
-        try:
-            words = ("uv", "python", "find", "--no-project", "--managed-python", "--no-python-downloads", minor)
-            path = run(words, cwd=store.root, env=env).stdout.strip()
-        except ProgramFailedError:
-            continue
-        if (found := _probe(Path(path), minor, "managed", tried)) is not None:
+    """Return uv's standalone Python: the store's, one that the user has already, or else one that uv downloads."""
+    # uv would look at an active virtual environment first.
+    users = {name: value for name, value in environ.items() if name not in {"VIRTUAL_ENV", "CONDA_PREFIX"}}
+    own = {**users, "UV_PYTHON_INSTALL_DIR": str(store.root / "pythons"), "UV_PYTHON_INSTALL_BIN": "0"}
+    for env in (own, users):
+        if (found := _installed(minor, store, env, tried)) is not None:
             return found
-    return None
+    return _installed(minor, store, own, tried) if _install(minor, store, own, tried) else None
+
+
+def _installed(minor: str, store: Store, env: Mapping[str, str], tried: list[str]) -> Interpreter | None:
+    words = ("uv", "python", "find", "--no-project", "--managed-python", "--no-python-downloads", minor)
+    try:
+        path = run(words, cwd=store.root, env=env).stdout.strip()
+    except (ProgramFailedError, ProgramMissingError):
+        return None
+    return _probe(Path(path), minor, "managed", tried)
 
 
 def _install(minor: str, store: Store, env: Mapping[str, str], tried: list[str]) -> bool:
@@ -189,8 +193,7 @@ def _probe(path: Path, minor: str, kind: str, tried: list[str]) -> Interpreter |
         )  # fmt: skip
         facts: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
-        tried.append(f"{kind}: {path}: does not run: {reason}")
+        tried.append(f"{kind}: {path}: does not run: {_reason(error)}")
         return None
     if facts["version"].split(".")[:2] != minor.split("."):
         return None
@@ -198,6 +201,18 @@ def _probe(path: Path, minor: str, kind: str, tried: list[str]) -> Interpreter |
         tried.append(f"{kind}: {path}: {unfit}")
         return None
     return Interpreter(kind, facts["version"], Path(facts["executable"]), Path(facts["prefix"]))
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case OSError(strerror=str(text)):
+            return text
+        case subprocess.TimeoutExpired():
+            return f"no answer in {_PROBE_SECONDS} seconds"
+        case subprocess.CalledProcessError(stderr=str(text)) if text.strip():
+            return text.strip().splitlines()[-1]
+        case _:
+            return "its answer is not understood"
 
 
 def _unfit(facts: Mapping[str, Any]) -> str | None:

@@ -29,8 +29,6 @@ class Compiler:
 
     revision = REVISION
 
-    revision = REVISION
-
     def __init__(self, python: Path, *, workers: int) -> None:
         self._python = python
         self._workers = workers

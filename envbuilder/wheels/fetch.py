@@ -7,7 +7,8 @@ the lock.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from functools import partial
+from queue import Empty, PriorityQueue
 from typing import TYPE_CHECKING
 
 from envbuilder import http, parallel, report
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 #: Files are not split: eight ranges of one file came slower than the file in one stream.
 DOWNLOADS = 8
 LOOKUPS = 16
+_WAIT_SECONDS = 0.2
 
 
 class FileNotOnIndexError(InputError):
@@ -49,12 +51,6 @@ class FetchInterruptedError(UnreachableError):
         self.size = size
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    package: Package
-    source: Source
-
-
 def missing(packages: Iterable[Package], store: Store) -> tuple[Package, ...]:
     """Return the packages whose file is not in the store, the largest first, each file once."""
     absent = {package.digest: package for package in packages if not store.has(package.digest)}
@@ -66,7 +62,7 @@ def fetch(packages: Sequence[Package], store: Store, indexes: Indexes) -> None:
 
     Raises:
         FetchInterruptedError: an index is out of reach; what has arrived is kept.
-        ProjectNotFoundError, FileNotOnIndexError: an index does not have a file.
+        FileNotOnIndexError: an index does not have a file, or not its project.
         WrongBytesError: an index has another file under the name; nothing of it is kept.
         NoRoomError, DiskFullError: the disk is full, or would be.
 
@@ -77,21 +73,37 @@ def fetch(packages: Sequence[Package], store: Store, indexes: Indexes) -> None:
     _check_room(absent, store)
     report.step(f"fetching {len(absent)} of {len(packages)} files ({_megabytes(_total(absent))})")
     try:
-        wanted = parallel.run_all(lambda package: _find(package, indexes), absent, workers=LOOKUPS)
-        _download(wanted, store, indexes)
+        _find_and_download(absent, store, indexes)
     except http.OutOfReachError as error:
         left = missing(packages, store)
         raise FetchInterruptedError(len(left), _total(left) - _arrived(left, store), error) from error
 
 
-def _find(package: Package, indexes: Indexes) -> _Wanted:
+def _find_and_download(absent: Sequence[Package], store: Store, indexes: Indexes) -> None:
+    """Look files up and download what is found meanwhile, the largest first."""
+    found: PriorityQueue[tuple[int, str, Source]] = PriorityQueue()
+
+    def find(package: Package) -> None:
+        found.put((-package.size, package.file, _find(package, indexes)))
+
+    def load(task: report.Task) -> None:
+        _, file, source = _next(found)
+        report.detail(f"downloading {file}")
+        download(source, store, indexes.session, task.advance)
+
+    with report.task("fetching", _total(absent)) as task:
+        finding = partial(parallel.run_all, find, absent, workers=LOOKUPS)
+        loading = partial(parallel.run_all, load, [task] * len(absent), workers=DOWNLOADS)
+        parallel.run_all(lambda work: work(), (finding, loading), workers=2)
+
+
+def _find(package: Package, indexes: Indexes) -> Source:
     """Find the file on its project's page, and refuse it there when the index states another digest or size."""
     index = indexes.of(package.index)
     try:
-        files = index.files(package.name)
+        found = index.find(package.name, package.file)
     except ProjectNotFoundError as error:
         raise FileNotOnIndexError(f"{error.message}; the lock needs {package.file}", hint=error.hint) from error
-    found = next((file for file in files if file.file == package.file), None)
     if found is None:
         raise FileNotOnIndexError(
             f"{package.file} is not on the index {index}",
@@ -101,17 +113,16 @@ def _find(package: Package, indexes: Indexes) -> _Wanted:
         raise WrongBytesError(found.url, str(package.digest), str(found.digest))
     if found.size not in {None, package.size}:
         raise WrongBytesError(found.url, f"{package.size} bytes", str(found.size))
-    return _Wanted(package, Source(found.url, package.digest, package.size))
+    return Source(found.url, package.digest, package.size)
 
 
-def _download(wanted: Sequence[_Wanted], store: Store, indexes: Indexes) -> None:
-    with report.task("fetching", _total(one.package for one in wanted)) as task:
-
-        def one(item: _Wanted) -> None:
-            report.detail(f"fetching {item.package.file} ({_megabytes(item.package.size)})")
-            download(item.source, store, indexes.session, task.advance)
-
-        parallel.run_all(one, wanted, workers=DOWNLOADS)
+def _next(found: PriorityQueue[tuple[int, str, Source]]) -> tuple[int, str, Source]:
+    while True:
+        parallel.checkpoint()
+        try:
+            return found.get(timeout=_WAIT_SECONDS)
+        except Empty:
+            continue
 
 
 def _check_room(absent: Sequence[Package], store: Store) -> None:

@@ -57,6 +57,16 @@ def test_files(server: IndexServer, session: requests.Session, json: bool):  # n
     assert new.upload_time == (dt.datetime(2025, 1, 1, tzinfo=dt.UTC) if json else None)
 
 
+@pytest.mark.parametrize("json", [True, False])
+def test_find(server: IndexServer, session: requests.Session, json: bool):  # noqa: FBT001
+    server.json = json
+    index = Index(server.url, session)
+    found = index.find("My_Pkg", NEW.file)
+    assert index.find("my-pkg", "my_pkg-3.0.tar.gz") is None
+    assert found == index.files("my-pkg")[1] == index.find("my-pkg", NEW.file)
+    assert len(server.requests) == 3
+
+
 def test_page_is_read_once(server: IndexServer, session: requests.Session):
     index = Index(server.url, session)
     index.files("my-pkg")
@@ -114,7 +124,7 @@ def test_html_of_odd_indexes(session: requests.Session, monkeypatch: pytest.Monk
 def test_remote_page_cannot_offer_a_local_file(session: requests.Session, monkeypatch: pytest.MonkeyPatch):
     page = http.Page("https://host.test/simple/x/", "text/html", b'<a href="file:///etc/x-1.tar.gz">x</a>')
     monkeypatch.setattr(http, "read", lambda *_args, **_options: page)
-    with pytest.raises(IndexFormatError, match=r"offers x-1\.tar\.gz as a file of this machine"):
+    with pytest.raises(IndexFormatError, match="offers a file of this machine"):
         Index("https://host.test/simple/", session).files("x")
 
 

@@ -157,6 +157,17 @@ def test_another_file_under_the_name(server: IndexServer, indexes: Indexes, stor
     assert not store.partial(BIG.digest).exists()
 
 
+def test_error_of_a_download_ends_the_lookups(server: IndexServer, indexes: Indexes, store: Store):
+    many = [make_wheel(f"more-{number}") for number in range(60)]
+    server.add(*many)
+    server.hashes = False
+    (server.folder / "big" / BIG.file).write_bytes(BIG.data[:-1] + b"?")
+    server.fail("/simple/[ms]*", slow=0.3)
+    with pytest.raises(WrongBytesError):
+        fetch([locked(BIG), *(locked(made) for made in many)], store, indexes)
+    assert len(server.paths("/simple/*")) < 60
+
+
 def test_another_size_is_refused_on_the_page(server: IndexServer, indexes: Indexes, store: Store):
     with pytest.raises(WrongBytesError, match=f"has {BIG.size} instead of 5 bytes"):
         fetch([replace(locked(BIG), size=5)], store, indexes)
