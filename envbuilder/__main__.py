@@ -1,0 +1,5 @@
+"""``python -m envbuilder``: the command line."""
+
+from envbuilder.cli.main import entry
+
+entry()
