@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from envbuilder.spec.environment import Environment
     from envbuilder.spec.recipe import Recipe
     from envbuilder.store.store import Store
+    from envbuilder.system.apt import Host
     from envbuilder.system.debian import SystemPlan
     from envbuilder.system.interpreter import Interpreter
 
@@ -47,10 +48,11 @@ class Source:
         return "+".join([self.environment.name, *(group.title.removeprefix("extra ") for group in self.extras)])
 
 
-def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
+def build(source: Source, store: Store, supply: SupplyMaker, *, host: Host | None = None) -> Image:
     """Build an environment's image; everything it consists of is in the store afterwards.
 
-    ``supply`` makes the supply of wheels, given the Python that source archives are built with.
+    ``supply`` makes the supply of wheels, given the Python that source archives are built with. ``host`` is the
+    machine whose apt is asked for the base, this one when None.
 
     Raises:
         EnvbuilderError: of the room in which something is wrong; what was made until then stays in the store.
@@ -58,7 +60,7 @@ def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
     """
     recipe, minor = source.recipe, source.lock.target.python
     stages = plan(source.lock, source.parent, recipe.layering)
-    system, system_layer = _system(source, store)
+    system, system_layer = _system(source, store, host)
     interpreter = find_interpreter(minor, recipe.interpreter, store)
     made = [Made(system_layer, f"{system.distribution} {system.suite}, {len(system.packages)} packages")]
     # The base's own interpreter is in the image alone; another of its minor compiles and builds for it.
@@ -76,7 +78,7 @@ def build(source: Source, store: Store, supply: SupplyMaker) -> Image:
     return assemble(source.environment, source.lock, recipe, origin, [*made, *extras])
 
 
-def _system(source: Source, store: Store) -> tuple[SystemPlan, Layer]:
+def _system(source: Source, store: Store, host: Host | None) -> tuple[SystemPlan, Layer]:
     """Return the base's plan and layer, having made sure that its glibc is new enough for the wheels."""
     base = source.recipe.base
     if not isinstance(base, DebianBase):
@@ -84,7 +86,7 @@ def _system(source: Source, store: Store) -> tuple[SystemPlan, Layer]:
             f"{source.recipe.file}: base.image: images as a base cannot be pulled yet",
             hint="use a base of Debian packages: `debian = [...]`",
         )
-    system, layer = make_system(base, store)
+    system, layer = make_system(base, store, host=host)
     needed = source.lock.target.glibc
     if system.glibc is not None and _numbers(system.glibc) < _numbers(needed):
         raise HostError(

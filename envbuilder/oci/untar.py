@@ -80,8 +80,8 @@ class TarStream:
                 return
             member = _parse(header)
             if member.kind in {_PAX, _PAX_GLOBAL, _LONG_LINK, _LONG_NAME}:
-                if member.size > _EXTENSION:
-                    raise TarError(f"an extended header of {member.size} bytes is too large")
+                if not 0 <= member.size <= _EXTENSION:
+                    raise TarError(f"an extended header of {member.size} bytes is none that can be read")
                 data = self._exactly(member.size)
                 self._exactly(-member.size % _BLOCK)
                 (shared if member.kind == _PAX_GLOBAL else own).update(_extension(member.kind, data))
@@ -89,6 +89,7 @@ class TarStream:
             if shared or own:
                 member = _extended(member, shared | own)
                 own = {}
+            _check_numbers(member)
             if member.kind == FILE:
                 self._content, self._unread = member.size, member.size + -member.size % _BLOCK
             yield member
@@ -158,6 +159,13 @@ def _parse(header: bytes) -> Member:
         mtime=_number(header[136:148]) * 1_000_000_000,
         link=_text(header[157:257]),
     )
+
+
+def _check_numbers(member: Member) -> None:
+    """Raise TarError for numbers that the kernel would not take, or that would lead the reader astray."""
+    ids = 0 <= member.uid < 1 << 32 and 0 <= member.gid < 1 << 32
+    if not ids or member.size < 0 or not -(1 << 63) <= member.mtime < 1 << 63:
+        raise TarError(f"`{member.name}` has an impossible size, owner or time")
 
 
 def _text(field: bytes) -> str:

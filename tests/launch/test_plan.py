@@ -23,7 +23,9 @@ ROOT = Root(
     Path("/store/roots/abc"),
     {"/": {"bin": "usr/bin", "home": None, "usr": None}, "/home": {}, "/root": {}, "/tmp": {}, "/run": {}},
 )
-HOST = sandbox.Host(Path("/usr/bin/bwrap"), 1000, 1000, {"TERM": "xterm", "PATH": "/host"}, ("/etc/hosts",), Driver())
+HOST = sandbox.Host(
+    Path("/usr/bin/bwrap"), 1000, 1000, 0, {"TERM": "xterm", "PATH": "/host"}, ("/etc/hosts",), Driver()
+)
 LDCONFIG = """\
 1055 libs found in cache `/etc/ld.so.cache'
 \tlibnvidia-ml.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-ml.so.1
@@ -62,12 +64,12 @@ def test_a_root_with_all_mount_points_is_mounted_whole():
     assert "--remount-ro" not in argv
 
 
-def test_root_keeps_no_capability_that_mounts():
-    argv = planned(host=replace(HOST, uid=0, gid=0))
-    assert "--cap-drop ALL" in argv
+def test_root_keeps_few_capabilities_and_none_that_it_lacks():
+    root = replace(HOST, uid=0, gid=0, capabilities=0b0000_1011 | 1 << 21)
+    argv = planned(host=root)
+    assert "--cap-drop ALL --cap-add CAP_CHOWN --cap-add CAP_DAC_OVERRIDE --cap-add CAP_FOWNER --tmpfs /" in argv
     assert "--unshare-user" not in argv
-    assert "SYS_ADMIN" not in argv
-    assert "--unshare-user --uid 1234 --gid 7" in planned(user=(1234, 7), host=replace(HOST, uid=0, gid=0))
+    assert "--cap-drop ALL --unshare-user --uid 1234 --gid 7 --tmpfs /" in planned(user=(1234, 7), host=root)
 
 
 def test_a_work_folder_below_a_link_of_the_image():

@@ -133,6 +133,15 @@ def test_the_root_is_read_only(launch: Callable[..., tuple[int, str]], store: St
         assert path.stat().st_size > 0
 
 
+def test_no_capability_can_mount_the_root_anew(launch: Callable[..., tuple[int, str]]):
+    code, output = launch("cat", "/proc/self/status")
+    fields = dict(line.split(":\t", 1) for line in output.splitlines())
+    forbidden = 1 << 21 | 1 << 27 | 1 << 19 | 1 << 18  # SYS_ADMIN, MKNOD, SYS_PTRACE, SYS_CHROOT
+    assert code == 0
+    assert [int(fields[name], 16) & forbidden for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")] == [0] * 4
+    assert fields["NoNewPrivs"] == "1"
+
+
 def test_what_is_writable_is_gone_with_the_job(launch: Callable[..., tuple[int, str]]):
     script = "for d in /tmp /run $HOME /dev/shm; do mkdir -p $d/made-by-test && : > $d/made-by-test/x || exit 1; done"
     assert launch("sh", "-c", script + "; rm -r /dev/shm/made-by-test")[0] == 0

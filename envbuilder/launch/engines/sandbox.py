@@ -34,22 +34,26 @@ _ALLOW = (
     "allow user namespaces (sysctl `user.max_user_namespaces`, `kernel.unprivileged_userns_clone=1`, "
     "`kernel.apparmor_restrict_unprivileged_userns=0`), or use another engine: `--engine docker`"
 )
-#: What root keeps in the sandbox: a container engine's usual set without making device nodes, changing root, raw
-#: sockets. Above all without CAP_SYS_ADMIN, which mounts.
-_CAPABILITIES = (
-    "CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
-    "CAP_NET_BIND_SERVICE", "CAP_SETGID", "CAP_SETUID", "CAP_SYS_NICE", "CAP_SYS_RESOURCE", "CAP_IPC_LOCK",
-)  # fmt: skip
+#: What root keeps in the sandbox, by the kernel's numbers: less than a container engine leaves it. Above all not
+#: CAP_SYS_ADMIN, which could mount the root anew, nor CAP_MKNOD, which could reach the disk below it.
+_CAPABILITIES = {
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
+    "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10, "CAP_IPC_LOCK": 14,
+}  # fmt: skip
 _NETWORK = ("/etc/hosts", "/etc/resolv.conf")
 
 
 @dataclass(frozen=True)
 class Host:
-    """What is planned from: the program, the caller, and what of this host is shared with the job."""
+    """What is planned from: the program, the caller, and what of this host is shared with the job.
+
+    ``capabilities`` are those that the caller holds, as a bit mask.
+    """
 
     bwrap: Path
     uid: int
     gid: int
+    capabilities: int
     environment: Mapping[str, str]
     network: tuple[str, ...]
     driver: nvidia.Driver
@@ -75,9 +79,17 @@ def run(job: Job, config: Config, ready: str) -> int:
 
 def this_host() -> Host:
     """Return the facts of this host; raise ProgramMissingError without bubblewrap."""
-    network = tuple(path for path in _NETWORK if Path(path).exists())
-    bwrap = find("bwrap", hint=_INSTALL)
-    return Host(bwrap, os.getuid(), os.getgid(), dict(os.environ), network, nvidia.find_driver())
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    permitted = next(line.split()[1] for line in status.splitlines() if line.startswith("CapPrm:"))
+    return Host(
+        bwrap=find("bwrap", hint=_INSTALL),
+        uid=os.getuid(),
+        gid=os.getgid(),
+        capabilities=int(permitted, 16),
+        environment=dict(os.environ),
+        network=tuple(path for path in _NETWORK if Path(path).exists()),
+        driver=nvidia.find_driver(),
+    )
 
 
 def plan(job: Job, config: Config, root: Root, user: tuple[int, int], host: Host) -> SandboxPlan:
@@ -106,12 +118,15 @@ def plan(job: Job, config: Config, root: Root, user: tuple[int, int], host: Host
 
 
 def _user(user: tuple[int, int], host: Host) -> Iterator[str]:
-    if (host.uid, host.gid) == user == (0, 0):
+    if host.uid == 0:  # of whom bubblewrap takes nothing by itself, not even in a user namespace
         yield from ("--cap-drop", "ALL")
-        for capability in _CAPABILITIES:
-            yield from ("--cap-add", capability)
-    else:
+    if (host.uid, host.gid) != user or host.uid != 0:
         yield from ("--unshare-user", "--uid", str(user[0]), "--gid", str(user[1]))
+        return
+    # Never one that the caller lacks: bubblewrap would then drop none, without a word.
+    for name, number in _CAPABILITIES.items():
+        if host.capabilities >> number & 1:
+            yield from ("--cap-add", name)
 
 
 def _root(root: Root, work: str, covered: tuple[str, ...]) -> Iterator[str]:
@@ -234,4 +249,7 @@ def _explain(plan: SandboxPlan) -> HostError:
         run_program([plan.argv[0], *isolation, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"])
     except ProgramFailedError as error:
         return HostError(f"bubblewrap cannot make a sandbox on this host: {error.stderr.strip()}", hint=_ALLOW)
-    return HostError("bubblewrap could not start the job; its own message stands above")
+    return HostError(
+        "bubblewrap could not start the job; its own message stands above",
+        hint="when a program is not found that is there, the loader or interpreter it names is not in the image",
+    )
