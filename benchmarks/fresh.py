@@ -14,13 +14,16 @@ import argparse
 import datetime as dt
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import resource
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ("base-v3", "base-v4", "ai-v4")

@@ -1,4 +1,4 @@
-"""A Docker engine for the tests: the one that answers already, or Debian's dockerd, started for the test run alone."""
+"""What tests need of the machine. A Docker engine is the one that answers, or Debian's dockerd, started for the run."""
 
 from __future__ import annotations
 
@@ -49,10 +49,16 @@ def answers(address: str) -> bool:
 
 
 def unavailable(reason: str) -> None:
-    """Fail in CI, where Docker is promised; skip elsewhere."""
+    """Fail in CI, where everything is installed; skip elsewhere."""
     if os.environ.get("CI") == "true":
-        pytest.fail(f"the tests with Docker cannot run: {reason}")
+        pytest.fail(f"this test cannot run: {reason}")
     pytest.skip(reason)
+
+
+def need(program: str) -> None:
+    """Skip the test, or fail in CI, when a program is not installed."""
+    if shutil.which(program) is None:
+        unavailable(f"`{program}` is not installed")
 
 
 @contextmanager
@@ -60,7 +66,7 @@ def started() -> Iterator[str]:
     """Start dockerd on a private socket with a private store; stop it and remove everything at the end.
 
     No network is set up (no bridge, no iptables): images come from our own archives and containers share the host's.
-    The vfs driver copies each layer, and works where overlay does not, as on the overlay of a container.
+    dockerd picks the storage driver: overlay where that works, else vfs, which copies each layer.
     """
     # The path of a socket may have 107 bytes: not below pytest's long folder names.
     folder = Path(tempfile.mkdtemp(prefix="engine-"))
@@ -68,7 +74,7 @@ def started() -> Iterator[str]:
     address = f"unix://{folder}/docker.sock"
     argv = [
         "dockerd", "--host", address, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec",
-        "--pidfile", f"{folder}/pid", "--config-file", f"{folder}/none.json", "--storage-driver", "vfs",
+        "--pidfile", f"{folder}/pid", "--config-file", f"{folder}/none.json",
         "--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
     ]  # fmt: skip
     (folder / "none.json").write_text("{}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, Self
 
@@ -46,10 +47,10 @@ class Console:
         # Verbose hides the bars: they would interleave with the lines.
         bars = progress and not quiet and not verbose and self._rich.is_terminal
         self._progress = _make_progress(self._rich) if bars else None
+        self._guard = threading.Lock()
+        self._shown = 0
 
     def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
         return self
 
     def __exit__(
@@ -70,6 +71,10 @@ class Console:
     def begin(self, label: str, total: int | None) -> Task:
         """Begin a bar, or write a line when the item is large."""
         if self._progress is not None:
+            # Only now: the display hides the cursor, which a command that is launched would miss.
+            with self._guard:
+                self._shown += 1
+                self._progress.start()
             return _Bar(self._progress, self._progress.add_task(label, total=total))
         if total is not None and total >= _LARGE:
             self.message(f"{label} ({format_size(total)})", Kind.STEP)
@@ -79,6 +84,10 @@ class Console:
         """Remove a bar."""
         if self._progress is not None and isinstance(task, _Bar) and task.number is not None:
             self._progress.remove_task(task.number)
+            with self._guard:
+                self._shown -= 1
+                if self._shown == 0:
+                    self._progress.stop()
 
 
 def show_error(error: EnvbuilderError, *, verbose: bool) -> None:

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from envbuilder.errors import InputError
     from envbuilder.launch.engines import engine
     from envbuilder.launch.job import Job
+    from envbuilder.spec.catalog import find_catalog
     from envbuilder.store.store import Store, default_root
 
     chosen = engine(args.engine)
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     store = Store(default_root())
     digest = store.find_image(args.environment)
     if digest is None:
+        # A name that no environment has gets the nearest one. An image with extras is named `<environment>+<extra>`.
+        find_catalog(Path.cwd()).environment(args.environment.partition("+")[0])
         raise InputError(
             f"there is no image of `{args.environment}` on this machine",
             hint=f"build it: `envbuilder build {args.environment}`",

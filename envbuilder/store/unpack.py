@@ -14,6 +14,7 @@ unpacks. Of directories the time is not kept.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -80,11 +81,20 @@ def unpack_layer(
                 writer = _TreeWriter(folder)
                 for member in stream.members():
                     checkpoint()
-                    writer.add(member, stream)
+                    _add(writer, member, stream)
                 if (actual := stream.finish()) != diff_id:
                     raise UnpackError(f"layer {layer.digest} unpacks to {actual}, not to {diff_id}")
                 folder.chmod(0o755)
     return tree
+
+
+def _add(writer: _TreeWriter, member: Member, stream: TarStream) -> None:
+    try:
+        writer.add(member, stream)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise UnpackError(f"`{member.name[:60]}...` is too long a name for this file system") from error
 
 
 def private_folder(path: Path) -> None:
@@ -198,6 +208,8 @@ class _TreeWriter:
         os.chmod(target, member.mode & self._mask | self._folder_bits)
 
     def _add_symlink(self, path: str, member: Member) -> None:
+        if not member.link:
+            raise UnpackError(f"`{member.name}` is a symbolic link to nothing")
         self._make(path, lambda target: os.symlink(_without_nul(member.link, member), target))
         target = f"{self._root}/{path}"
         if self._is_root and (member.uid or member.gid):

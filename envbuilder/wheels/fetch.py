@@ -130,7 +130,7 @@ def _check_room(absent: Sequence[Package], store: Store) -> None:
     if needed > free:
         raise NoRoomError(
             f"{store.root}: {_megabytes(needed)} are to be fetched, but only {_megabytes(free)} are free",
-            hint="make room (`envbuilder cache gc`), or set XDG_CACHE_HOME to a folder on a larger disk",
+            hint="make room, or set XDG_CACHE_HOME to a folder on a larger disk",
         )
 
 

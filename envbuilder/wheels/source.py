@@ -13,10 +13,15 @@ import json
 import os
 import re
 import shutil
+import stat
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -32,8 +37,7 @@ from envbuilder.wheels.repack import REVISION as REPACK_REVISION
 from envbuilder.wheels.repack import repack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from envbuilder.lock.indexconfig import Indexes
     from envbuilder.lock.model import Package
@@ -141,18 +145,16 @@ class Builder:
         if not archive.exists():
             raise NotInStoreError(f"{package.file} is not in the store")
         report.step(f"building {package.file}")
-        # The same path for the same build: some compilers and code generators write it into what they make.
-        folder = self.store.root / "building" / key[:16]
-        remove_tree(folder)
-        try:
+        with _workshop(key) as folder:
             wheel = self._run(package, archive, folder, needs)
             _check(wheel, package)
-            canonical = folder / wheel.name
-            repack(wheel, canonical)
-            built = BuiltWheel(wheel.name, Digest.of_file(canonical), canonical.stat().st_size)
-            self.store.adopt(canonical, built.digest)
-        finally:
-            remove_tree(folder)
+            canonical = self.store.temporary_name()
+            try:
+                repack(wheel, canonical)
+                built = BuiltWheel(wheel.name, Digest.of_file(canonical), canonical.stat().st_size)
+                self.store.adopt(canonical, built.digest)
+            finally:
+                canonical.unlink(missing_ok=True)
         self.store.remember(_KIND, key, {"file": built.file, "digest": str(built.digest), "size": built.size})
         return built
 
@@ -203,6 +205,28 @@ class Builder:
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("hint:")]
         tail = "\n".join(lines[-_LOG_LINES:])
         return BuildFailedError(package.file, tail, log, needs)
+
+
+@contextmanager
+def _workshop(key: str) -> Iterator[Path]:
+    """Give a folder for one build: the same path for the same build, because compilers write it into what they make.
+
+    It does not lie in the store, whose path may have spaces: compiler flags and makefiles cannot carry those.
+    """
+    home = Path(tempfile.gettempdir()) / f"envbuilder-{os.getuid()}"
+    home.mkdir(mode=0o700, exist_ok=True)
+    # Anyone may make folders there: one that is not ours alone could change what we build.
+    status = home.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise HostError(f"{home} is not a folder of this user alone", hint="remove it, or set TMPDIR to another folder")
+    folder = home / key[:16]
+    with FileLock(home / f"{key[:16]}.lock"):
+        remove_tree(folder)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
 
 
 def _unpack(archive: Path, package: Package, folder: Path) -> None:

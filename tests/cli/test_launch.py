@@ -8,6 +8,7 @@ import pytest
 from envbuilder.cli import launch
 from envbuilder.errors import InputError
 from envbuilder.store.store import Store, default_root
+from tests.engines import need
 from tests.smallimage import small_image
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def test_an_unknown_engine_is_named_before_anything_else():
 
 
 def test_launch(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    need("bwrap")
     small_image(Store(default_root()), "ai-v4")
     script = 'echo "$A $1"; cat file; exit 3'
     (tmp_path / "file").write_text("of the work folder\n")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +16,6 @@ from envbuilder import __version__
 from tests.indexes import serve
 from tests.lock.test_resolve import SPEC
 from tests.wheelmaker import make_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +53,7 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Shell:
     for name in ("environments", "images", "lockfiles"):
         (tmp_path / name).mkdir()
     (tmp_path / "images" / "default.toml").write_text((ROOT / "images" / "default.toml").read_text())
@@ -93,6 +89,7 @@ def test_data_on_stdout_everything_else_on_stderr(shell: Shell):
         (["build", "one"], 2, "one.lock.toml does not exist", "run `envbuilder lock one`"),
         (["show", "one"], 2, "one.lock.toml does not exist", "run `envbuilder lock one`"),
         (["build"], 2, "the following arguments are required: ENV", "--help"),
+        (["launch", "onee", "--", "true"], 2, "no environment is named `onee`", "did you mean `one`?"),
         (["launch", "one", "--", "true"], 2, "there is no image of `one`", "`envbuilder build one`"),
     ],
 )

@@ -29,9 +29,9 @@ from envbuilder.lock.model import Lock, Package
 from envbuilder.spec.catalog import Catalog
 from envbuilder.spec.environment import Environment, read_environment
 from envbuilder.spec.recipe import read_recipe
+from envbuilder.store.download import WrongBytesError
 from envbuilder.store.roots import root_tree
 from envbuilder.store.store import Store
-from envbuilder.wheels.fetch import WrongBytesError
 from envbuilder.wheels.supply import LockedWheels
 from tests.indexes import IndexServer, serve
 from tests.system.debs import Deb, Thing, make_archive, make_host

@@ -15,6 +15,7 @@ from envbuilder.errors import HostError, InputError
 from envbuilder.images.load import archive, load, reference
 from envbuilder.oci.digest import Digest
 from envbuilder.store.store import Store
+from tests.engines import need
 from tests.smallimage import small_image
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def test_archive_is_a_layout_and_a_saved_image(store: Store, image: Image):
 
 @pytest.mark.parametrize("transport", ["oci", "oci-archive", "docker-archive"])
 def test_skopeo_accepts_it(store: Store, image: Image, tmp_path: Path, transport: str):
+    need("skopeo")
     file = tmp_path / "image.tar"
     file.write_bytes(b"".join(archive(store, image, "envbuilder/small:tag")))
     source = f"oci:{store.root}:small" if transport == "oci" else f"{transport}:{file}"

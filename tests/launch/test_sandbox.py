@@ -18,6 +18,7 @@ from envbuilder.launch.engines import sandbox
 from envbuilder.launch.job import CommandNotFoundError, Job, NotExecutableError
 from envbuilder.store.roots import root_tree
 from envbuilder.store.store import Store
+from tests.engines import need
 from tests.smallimage import small_image
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ sys.exit(sandbox.run(Job("small", tuple(sys.argv[2:]), Path.cwd()), image.config
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    need("bwrap")
     store = Store(tmp_path_factory.mktemp("sandbox") / "store")
     root_tree(store, small_image(store))
     return store

@@ -258,6 +258,12 @@ def test_nul_in_a_name(store: Store):
     assert "NUL" in refused(store, (info, data))
 
 
+def test_names_that_no_file_system_takes(store: Store):
+    assert "too long a name" in refused(store, member("d/" + "x" * 300))
+    assert "too long a name" in refused(store, member("x" * 300 + "/file"))
+    assert "symbolic link to nothing" in refused(store, member("link", tarfile.SYMTYPE, ""))
+
+
 def test_sparse_files_are_refused(store: Store):
     info, data = member("holes")
     info.pax_headers = {"GNU.sparse.major": "1"}

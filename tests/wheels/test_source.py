@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from envbuilder import http
+from envbuilder.errors import HostError
 from envbuilder.lock.indexconfig import Indexes
 from envbuilder.lock.model import Build, Package
 from envbuilder.oci.digest import Digest
@@ -57,13 +59,36 @@ def members(wheel: BuiltWheel, store: Store) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def workshop() -> Path:
+    return Path(tempfile.gettempdir()) / f"envbuilder-{os.getuid()}"
+
+
+def test_a_store_below_a_folder_with_spaces_builds_the_same(store: Store, tmp_path: Path):
+    package = locked(SOURCE, store)
+    other = Store(tmp_path / "a folder with spaces" / "store")
+    locked(SOURCE, other)
+    assert builder(other).build(package) == builder(store).build(package)
+
+
+def test_a_workshop_that_others_can_enter_is_refused(store: Store):
+    workshop().mkdir(mode=0o777)
+    workshop().chmod(0o777)
+    with pytest.raises(HostError, match="not a folder of this user alone"):
+        builder(store).build(locked(SOURCE, store))
+
+
 def test_build_twice_gives_the_same_bytes(store: Store, tmp_path: Path):
     package = locked(SOURCE, store, env={"BUILD_NOTE": "for the test"})
     first = builder(store).build(package)
     assert first.file == "my_source-1.5-py3-none-any.whl"
     assert first.size == store.blob(first.digest).stat().st_size
     assert members(first, store)["my_source/note.txt"] == b"for the test"
-    assert list((store.root / "building").iterdir()) == []
+    assert not [path for path in workshop().iterdir() if path.is_dir()]
     other = Store(tmp_path / "elsewhere" / "store")
     locked(SOURCE, other)
     assert builder(other).build(package) == first
@@ -110,7 +135,7 @@ def test_failing_build_names_its_last_lines_its_needs_and_the_log(store: Store):
     assert error.hint is not None
     assert error.hint.startswith("the build needs a C compiler and the headers of curses; the whole log: ")
     assert "no curses here" in error.log.read_text()
-    assert list((store.root / "building").iterdir()) == []
+    assert not [path for path in workshop().iterdir() if path.is_dir()]
 
 
 def test_build_requirements_out_of_reach(store: Store):
