@@ -10,7 +10,7 @@ import pytest
 import envbuilder
 
 PACKAGE = Path(envbuilder.__file__).parent
-LEAVES = {"errors", "report", "run", "parallel", "tomlread", "http", "atomic", "__init__"}
+LEAVES = {"errors", "report", "run", "parallel", "tomlread", "tomlwrite", "http", "atomic", "__init__"}
 #: Room -> the rooms it may import, besides the leaves and itself.
 ALLOWED = {
     "oci": set(),
@@ -18,13 +18,13 @@ ALLOWED = {
     "store": {"oci"},
     "lock": {"spec", "oci.digest"},
     "wheels": {"spec", "lock", "oci", "store"},
-    "system": {"spec", "oci", "store"},
+    "system": {"spec", "lock.drift", "oci", "store"},
     "images": {"spec", "lock", "oci", "store", "wheels", "system"},
     "launch": {"spec", "oci", "store"},
     "cli": {"spec", "lock", "oci", "store", "wheels", "system", "images", "launch"},
 }
 #: Leaf -> the leaves it may import.
-LEAF_ORDER = ["__init__", "errors", "report", "parallel", "run", "atomic", "tomlread", "http"]
+LEAF_ORDER = ["__init__", "errors", "report", "parallel", "run", "atomic", "tomlread", "tomlwrite", "http"]
 STANDALONE = {"wheels/_compile.py"}
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from envbuilder.images.build import Source
     from envbuilder.spec.catalog import Catalog
+    from envbuilder.spec.recipe import Recipe
+    from envbuilder.system.lockfile import SystemLock
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_source(catalog: Catalog, name: str) -> Source:
-    """Read an environment, its recipe and its lock, and make sure that the lock is not stale."""
+    """Read an environment, its recipe and their locks, and make sure that these are not stale."""
     from envbuilder import report
     from envbuilder.errors import NoError
     from envbuilder.images.build import Source
@@ -81,4 +83,27 @@ def read_source(catalog: Catalog, name: str) -> Source:
         raise NoError(f"the lock of {name} is stale:\n{listing}", hint=f"run `envbuilder lock {name}`")
     if environment.status == "deprecated":
         report.warning(f"{name} is deprecated; it is supported until {environment.end_of_support}")
-    return Source(environment, lock, parent_lock, catalog.recipe(name))
+    recipe = catalog.recipe(name)
+    return Source(environment, lock, parent_lock, recipe, system=_read_system_lock(catalog, recipe, name))
+
+
+def _read_system_lock(catalog: Catalog, recipe: Recipe, name: str) -> SystemLock | None:
+    """Return the lock of the recipe's base for the suite that is built on, and make sure that it is not stale."""
+    from envbuilder import report
+    from envbuilder.errors import NoError
+    from envbuilder.spec.recipe import DebianBase
+    from envbuilder.system.apt import Host, architecture
+    from envbuilder.system.lockfile import read_system_lock, system_drift
+
+    if not isinstance(recipe.base, DebianBase):
+        return None
+    suite = recipe.base.suite or Host().codename()
+    file = catalog.system_lock_file(recipe.name, suite)
+    lock = read_system_lock(file) if file.exists() else None
+    if lock is None or lock.architecture != architecture():
+        report.detail(f"{recipe.file.name} has no lock for {suite} on {architecture()}: resolved anew each day")
+        return None
+    if differences := system_drift(lock, recipe.base):
+        listing = "\n".join(f"  {difference}" for difference in differences[:20])
+        raise NoError(f"{file} is stale:\n{listing}", hint=f"run `envbuilder lock {name} --system`")
+    return lock

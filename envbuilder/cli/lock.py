@@ -1,4 +1,4 @@
-"""``envbuilder lock ENV...``: resolve environments into locks, or say whether their locks are stale."""
+"""``envbuilder lock ENV...``: resolve environments, or their bases, into locks, or say whether these are stale."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ if TYPE_CHECKING:
     from envbuilder.lock.model import Lock, Package
     from envbuilder.spec.catalog import Catalog
     from envbuilder.spec.environment import Environment
+    from envbuilder.spec.recipe import Recipe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.epilog = (
         "Exit codes: 0 written or fresh, 1 stale (--check) or another CUDA than promised, 2 cannot be resolved,\n"
-        "3 the index is out of reach.\n\nexample: envbuilder lock base-v4 ai-v4"
+        "3 the index or mirror is out of reach.\n\nexample: envbuilder lock base-v4 ai-v4"
     )
     parser.add_argument("environments", metavar="ENV", nargs="+")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a lock is stale, saying how")
+    parser.add_argument(
+        "--system",
+        action="store_true",
+        help="lock the Debian packages of the environments' bases instead, for this machine's release",
+    )
     parser.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
 
 
@@ -31,6 +37,9 @@ def run(args: argparse.Namespace) -> int:
 
     catalog = find_catalog(Path.cwd())
     environments = [catalog.environment(name) for name in dict.fromkeys(args.environments)]
+    if args.system:
+        recipes = {recipe.name: recipe for recipe in (catalog.recipe(e.name) for e in environments)}
+        return (_check_systems if args.check else _write_systems)(catalog, tuple(recipes.values()))
     if args.check:
         return _check(catalog, environments)
     for environment in sorted(environments, key=lambda e: e.extends is not None):
@@ -87,3 +96,41 @@ def _parent_lock(catalog: Catalog, environment: Environment) -> Lock | None:
 
     parent = catalog.parent(environment)
     return read_lock(catalog.lock_file(parent.name)) if parent is not None else None
+
+
+def _check_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
+    """Print how the recipes' bases differ from what was locked of them, on whatever suite."""
+    from envbuilder.spec.recipe import DebianBase
+    from envbuilder.system.lockfile import SystemLockMissingError, read_system_lock, system_drift
+
+    stale = False
+    for recipe in recipes:
+        if not isinstance(recipe.base, DebianBase):
+            continue
+        files = catalog.system_lock_files(recipe.name)
+        if not files:
+            hint = "run `envbuilder lock ENV --system`"
+            raise SystemLockMissingError(f"{recipe.file} has no lock of its base", hint=hint)
+        for file in files:
+            lock = read_system_lock(file)
+            for difference in system_drift(lock, recipe.base):
+                stale = True
+                print(f"{recipe.name} on {lock.plan.suite}: {difference}")
+    return 1 if stale else 0
+
+
+def _write_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
+    from envbuilder import report
+    from envbuilder.store.store import Store, default_root
+    from envbuilder.system.locked import lock_system
+    from envbuilder.system.lockfile import moved, read_system_lock, write_system_lock
+
+    for recipe in recipes:
+        lock = lock_system(recipe, Store(default_root()))
+        file = catalog.system_lock_file(recipe.name, lock.plan.suite)
+        changes = moved(read_system_lock(file).plan, lock.plan) if file.exists() else ()
+        write_system_lock(lock, file)
+        for change in changes:
+            report.step(f"  {change}")
+        report.step(f"{file}: {len(lock.plan.packages)} packages")
+    return 0

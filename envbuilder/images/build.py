@@ -10,10 +10,12 @@ from envbuilder.errors import HostError, InputError
 from envbuilder.images.assemble import Frame, Made, Origin, assemble, metadata_entries
 from envbuilder.images.layering import plan
 from envbuilder.images.packages import PackageLayers
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.layer import write_layer
 from envbuilder.spec.recipe import DebianBase
 from envbuilder.system.debian import make_system
 from envbuilder.system.interpreter import find_interpreter, interpreter_layer
+from envbuilder.system.locked import make_locked_system
 from envbuilder.wheels.bytecode import Compiler
 from envbuilder.wheels.layer import InstallPrefix
 
@@ -30,17 +32,22 @@ if TYPE_CHECKING:
     from envbuilder.system.apt import Host
     from envbuilder.system.debian import SystemPlan
     from envbuilder.system.interpreter import Interpreter
+    from envbuilder.system.lockfile import SystemLock
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an image is built from: the environment, its lock, the lock of what it extends, its recipe, its extras."""
+    """What an image is built from: the environment, its lock, the lock of what it extends, its recipe, its extras.
+
+    Without a lock of its own the base is resolved anew each day.
+    """
 
     environment: Environment
     lock: Lock
     parent: Lock | None
     recipe: Recipe
     extras: tuple[Group, ...] = ()
+    system: SystemLock | None = None
 
     @property
     def name(self) -> str:
@@ -68,7 +75,8 @@ def build(source: Source, store: Store, supply: SupplyMaker, *, host: Host | Non
     if interpreter.kind != "base":
         made.append(Made(_python_layer(interpreter, recipe, system, store), f"Python {interpreter.version}"))
     prefix = InstallPrefix(recipe.paths.environment, minor)
-    packages = PackageLayers(store, prefix, python.executable, python.version, supply(python.executable))
+    compression = Compression(recipe.layering.compression)
+    packages = PackageLayers(store, prefix, python.executable, python.version, supply(python.executable), compression)
     layers = packages.make([group for stage in stages for group in stage.groups])
     home = "/usr" if interpreter.kind == "base" else recipe.paths.python
     # Extras lie on top, so that the environment's own layers stay as they are.
@@ -86,7 +94,11 @@ def _system(source: Source, store: Store, host: Host | None) -> tuple[SystemPlan
             f"{source.recipe.file}: base.image: images as a base cannot be pulled yet",
             hint="use a base of Debian packages: `debian = [...]`",
         )
-    system, layer = make_system(base, store, host=host)
+    if source.system is None:
+        system, layer = make_system(base, store, host=host)
+    else:
+        renew = f"envbuilder lock {source.environment.name} --system"
+        system, layer = make_locked_system(source.system, base, store, renew=renew, host=host)
     needed = source.lock.target.glibc
     if system.glibc is not None and _numbers(system.glibc) < _numbers(needed):
         raise HostError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from envbuilder import parallel, report
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.model import ImageFormatError, Layer
 from envbuilder.wheels.bytecode import Compiler
 from envbuilder.wheels.layer import layer_key, write_wheels
@@ -45,6 +46,7 @@ class PackageLayers:
     python: Path
     python_version: str
     supply: WheelSupply
+    compression: Compression = Compression.GZIP
 
     def make(self, groups: Sequence[Group]) -> list[Layer]:
         """Return the layer of each group, in order. Each is in the store afterwards."""
@@ -58,7 +60,7 @@ class PackageLayers:
         return [job.known or self._remembered(job.key) for job in jobs]
 
     def _job(self, group: Group, wheels: list[WheelFile]) -> _Job:
-        key = layer_key(wheels, self.prefix, self.python_version)
+        key = layer_key(wheels, self.prefix, self.python_version, self.compression)
         try:
             layer = Layer.from_json(self.store.recall(_KIND, key))
         except ImageFormatError:
@@ -82,7 +84,7 @@ class PackageLayers:
 
     def _write(self, job: _Job, compiler: Compiler) -> None:
         with self.store.writer() as blob:
-            layer = write_wheels(job.wheels, self.prefix, compiler, blob.file)
+            layer = write_wheels(job.wheels, self.prefix, compiler, blob.file, self.compression)
             blob.commit(layer.digest)
         self.store.remember(_KIND, job.key, layer.to_json())
         report.detail(f"layer {layer.digest} ({layer.size} bytes): {job.group.title}")

@@ -62,10 +62,10 @@ def drift(lock: Lock, environment: Environment, parent: Lock | None) -> tuple[Di
         ("cuda", lock.cuda, environment.cuda),
     ]
     found = [Difference(place, old, new) for place, old, new in pairs if old != new]
-    found += _sets("packages.requires", was.requires, now.requires)
-    found += _sets("packages.constraints", was.constraints, now.constraints)
-    found += _sets("build", map(str, was.builds), map(str, now.builds))
-    found += _sets("index", map(str, was.indexes), map(str, now.indexes))
+    found += set_differences("packages.requires", was.requires, now.requires)
+    found += set_differences("packages.constraints", was.constraints, now.constraints)
+    found += set_differences("build", map(str, was.builds), map(str, now.builds))
+    found += set_differences("index", map(str, was.indexes), map(str, now.indexes))
     if parent is not None:
         inherited = [p for p in parent.packages if lock.by_name.get(p.name) != p]
         for package in inherited:
@@ -76,7 +76,8 @@ def drift(lock: Lock, environment: Environment, parent: Lock | None) -> tuple[Di
     return tuple(found)
 
 
-def _sets(place: str, was: Iterable[str], now: Iterable[str]) -> list[Difference]:
+def set_differences(place: str, was: Iterable[str], now: Iterable[str]) -> list[Difference]:
+    """Return what is in one of two sets only: what has gone, then what has come, each sorted."""
     old, new = set(was), set(now)
     gone = [Difference(place, text, None) for text in sorted(old - new)]
     return gone + [Difference(place, None, text) for text in sorted(new - old)]

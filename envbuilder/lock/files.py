@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from envbuilder import tomlread
@@ -10,9 +9,9 @@ from envbuilder.atomic import atomic_file
 from envbuilder.errors import InputError
 from envbuilder.lock.model import SCHEMA, Build, Lock, LockInput, Package, Target
 from envbuilder.oci.digest import Digest
+from envbuilder.tomlwrite import array, inline, string
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from envbuilder.tomlread import Table
@@ -27,29 +26,29 @@ def format_lock(lock: Lock) -> str:
     lines = [
         f"# What `{lock.environment}` resolved to. Written by `envbuilder lock {lock.environment}`; do not edit.",
         f"schema = {SCHEMA}",
-        f"environment = {_string(lock.environment)}",
-        f"cuda = {_string(lock.cuda)}",
+        f"environment = {string(lock.environment)}",
+        f"cuda = {string(lock.cuda)}",
         "",
         "[target]",
-        f"python = {_string(lock.target.python)}",
-        f"architecture = {_string(lock.target.architecture)}",
-        f"glibc = {_string(lock.target.glibc)}",
+        f"python = {string(lock.target.python)}",
+        f"architecture = {string(lock.target.architecture)}",
+        f"glibc = {string(lock.target.glibc)}",
         "",
         "# What was resolved, to tell when this file is stale.",
         "[input]",
     ]
     if lock.input.extends is not None:
-        lines.append(f"extends = {_string(lock.input.extends)}")
+        lines.append(f"extends = {string(lock.input.extends)}")
     lines += [
-        f"exclude-newer = {_string(lock.input.exclude_newer)}",
-        f"requires = {_array(lock.input.requires)}",
-        f"constraints = {_array(lock.input.constraints)}",
+        f"exclude-newer = {string(lock.input.exclude_newer)}",
+        f"requires = {array(lock.input.requires)}",
+        f"constraints = {array(lock.input.constraints)}",
     ]
     for name, env in lock.input.builds:
-        lines += ["", "[[input.build]]", f"name = {_string(name)}", f"env = {_inline(env)}"]
+        lines += ["", "[[input.build]]", f"name = {string(name)}", f"env = {inline(env)}"]
     for name, url, packages in lock.input.indexes:
-        lines += ["", "[[input.index]]", f"name = {_string(name)}", f"url = {_string(url)}"]
-        lines.append(f"packages = {_array(packages)}")
+        lines += ["", "[[input.index]]", f"name = {string(name)}", f"url = {string(url)}"]
+        lines.append(f"packages = {array(packages)}")
     for package in lock.packages:
         lines += ["", *_package(package)]
     return "\n".join(lines) + "\n"
@@ -92,20 +91,20 @@ def read_lock(file: Path) -> Lock:
 def _package(package: Package) -> list[str]:
     lines = [
         "[[package]]",
-        f"name = {_string(package.name)}",
-        f"version = {_string(package.version)}",
-        f"file = {_string(package.file)}",
-        f"sha256 = {_string(package.digest.hex)}",
+        f"name = {string(package.name)}",
+        f"version = {string(package.version)}",
+        f"file = {string(package.file)}",
+        f"sha256 = {string(package.digest.hex)}",
         f"size = {package.size}",
     ]
     if package.index is not None:
-        lines.append(f"index = {_string(package.index)}")
+        lines.append(f"index = {string(package.index)}")
     if package.build is not None:
-        lines.append(f"build-env = {_inline(package.build.env)}")
+        lines.append(f"build-env = {inline(package.build.env)}")
     if package.requires_python is not None:
-        lines.append(f"requires-python = {_string(package.requires_python)}")
+        lines.append(f"requires-python = {string(package.requires_python)}")
     if package.requires:
-        lines.append(f"requires = {_array(package.requires)}")
+        lines.append(f"requires = {array(package.requires)}")
     return lines
 
 
@@ -146,19 +145,3 @@ def _read_input(table: Table) -> LockInput:
     for inner in (*builds, *indexes):
         inner.finish()
     return echo
-
-
-def _string(text: str) -> str:
-    # A JSON string is a TOML basic string, but for the delete character, which TOML wants escaped.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _array(values: Sequence[str]) -> str:
-    if not values:
-        return "[]"
-    return "[\n" + "".join(f"    {_string(value)},\n" for value in values) + "]"
-
-
-def _inline(pairs: Sequence[tuple[str, str]]) -> str:
-    inner = ", ".join(f"{_string(name)} = {_string(value)}" for name, value in pairs)
-    return f"{{ {inner} }}" if inner else "{}"

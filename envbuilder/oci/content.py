@@ -68,6 +68,26 @@ class FileBytes:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Content that lies in an archive as it is. ``raw`` yields it and may be called more than once; see ``Deflated``."""
+
+    name: str
+    size: int
+    crc32: int
+    raw: Callable[[], Iterator[bytes]]
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes; raise CorruptContentError when size or CRC-32 are not as stated."""
+        seen, crc = 0, 0
+        for data in self.raw():
+            seen += len(data)
+            crc = isal_zlib.crc32(data, crc)
+            yield data
+        if (seen, crc) != (self.size, self.crc32):
+            raise CorruptContentError(f"{self.name}: is not the {self.size} bytes with the CRC-32 stated")
+
+
+@dataclass(frozen=True)
 class Deflated:
     """Content that is a raw deflate stream (RFC 1951), as a ZIP member or a gzip member holds it.
 
@@ -115,6 +135,8 @@ class Deflated:
                 yield piece
 
         for raw in self.raw():
+            if inflater.eof:
+                raise CorruptContentError(f"{self.name}: goes on after its deflate stream has ended")
             yield raw, inflate(raw)
         tail = inflater.flush() if not inflater.eof else b""
         if tail or not inflater.eof or inflater.unused_data or seen != self.size or crc != self.crc32:

@@ -1,35 +1,32 @@
-"""Write a layer: a deterministic tar in gzip members, with both digests computed while it is written.
+"""Write a layer: a deterministic tar in a blob, with both digests computed while it is written.
 
 Owner, mode, time and order are fixed by the caller's entries and the rules here, never by the machine. Files that are
-deflated already are copied, not compressed again: the gzip member around them needs only their size and CRC-32.
+deflated already are copied into gzip layers, not compressed again: the gzip member around them needs only their size
+and CRC-32. Gzip layers end with a table of contents (``oci.toc``).
 """
 
 from __future__ import annotations
 
 import hashlib
 import posixpath
-import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from envbuilder import parallel
 from envbuilder.errors import EnvbuilderError
-from envbuilder.oci import gzip
-from envbuilder.oci.content import Deflated
+from envbuilder.oci.blob import MEMBER, Compression, new_blob
+from envbuilder.oci.content import Bytes, Deflated
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import Layer
+from envbuilder.oci.tarheader import BLOCK, DIRECTORY, HARDLINK, REGULAR, SYMLINK, header
+from envbuilder.oci.toc import LANDMARK, LANDMARK_CONTENT, NAME, Chunk, TableOfContents, footer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from envbuilder.oci.content import Content
 
-#: 1980-01-01T00:00:00Z: ZIP, which Python users pack site-packages into, knows no earlier time.
-MTIME = 315532800
-#: Enters layer keys: whatever changes the bytes must change this.
-REVISION = f"tar 1, {gzip.REVISION}"
-_BLOCK = tarfile.BLOCKSIZE
-_LITERAL = 1 << 20  # our own data is cut into gzip members of this many bytes
+_REVISION = "tar 2"
 
 
 class LayerError(EnvbuilderError):
@@ -76,23 +73,30 @@ class Hardlink:
 Entry: TypeAlias = Directory | File | Symlink | Hardlink
 
 
+def revision(compression: Compression) -> str:
+    """Return what enters the keys of layers: whatever changes the bytes changes this."""
+    return f"{_REVISION}, {compression.revision}"
+
+
+#: That of gzip layers.
+REVISION = revision(Compression.GZIP)
+
+
 class LayerWriter:
     """Writes entries to ``out`` in the order given. Paths are relative to the root, ``usr/bin/env``."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self._compressed = hashlib.sha256()
+    def __init__(self, out: BinaryIO, compression: Compression = Compression.GZIP) -> None:
+        self._blob = new_blob(out, compression)
         self._tar = hashlib.sha256()
-        self._size = 0
         self._tar_size = 0
-        self._literal = bytearray()
         self._paths: dict[str, bool] = {}  # path -> is a directory
+        self._toc = TableOfContents() if compression is Compression.GZIP else None
 
     def __contains__(self, path: str) -> bool:
         return path in self._paths
 
-    def add(self, entry: Entry) -> None:
-        """Write one entry, and before it the parents that are missing.
+    def add(self, entry: Entry) -> Digest | None:
+        """Write one entry, and before it the parents that are missing; return the digest of a regular file's bytes.
 
         A directory that is there already is passed over.
 
@@ -103,103 +107,124 @@ class LayerWriter:
         """
         parallel.checkpoint()
         path = _checked(entry.path)
-        if isinstance(entry, Directory) and self._paths.get(path):
-            return
         if path in self._paths:
+            if isinstance(entry, Directory) and self._paths[path]:
+                return None
             raise LayerError(f"`{path}` would be in the layer twice")
         self._add_parents(path)
         self._paths[path] = isinstance(entry, Directory)
         match entry:
-            case File(content=content):
-                self._put_literal(_header(path, tarfile.REGTYPE, entry, size=content.size))
-                self._put_content(content)
-            case Directory():
-                self._put_literal(_header(path + "/", tarfile.DIRTYPE, entry))
+            case File():
+                return self._put_file(path, entry)
+            case Directory(mode=mode, uid=uid, gid=gid):
+                self._put_header(f"{path}/", DIRECTORY, mode=mode, uid=uid, gid=gid)
             case Symlink(target=target):
-                self._put_literal(_header(path, tarfile.SYMTYPE, entry, link=target))
+                self._put_header(path, SYMLINK, mode=0o777, link=target)
             case Hardlink(target=target):
                 if self._paths.get(_checked(target)) is not False:
                     raise LayerError(f"`{path}` is a hard link to `{target}`, which did not come before it")
-                self._put_literal(_header(path, tarfile.LNKTYPE, entry, link=_checked(target)))
+                self._put_header(path, HARDLINK, mode=0o644, link=target)
+        return None
 
     def finish(self) -> Layer:
         """Write the end of the tar and return what the layer is. The caller closes and keeps ``out``."""
-        self._put_literal(bytes(2 * _BLOCK))
-        self._flush_literal()
-        return Layer(
-            Digest(self._compressed.hexdigest()), self._size, Digest(self._tar.hexdigest()), self._tar_size,
-        )  # fmt: skip
+        end, toc_digest = b"", None
+        if self._toc is not None:
+            self.add(File(LANDMARK, Bytes(LANDMARK_CONTENT)))
+            table = self._toc.to_bytes()
+            offset = self._blob.begin()
+            toc_digest = Digest.of(table)
+            self._put(header(NAME, REGULAR, mode=0o644, size=len(table)) + table + bytes(-len(table) % BLOCK))
+            end = footer(offset)
+        self._put(bytes(2 * BLOCK))
+        digest, size = self._blob.finish(end)
+        media_type = self._blob.media_type
+        return Layer(digest, size, Digest(self._tar.hexdigest()), self._tar_size, media_type, toc_digest)
 
     def _add_parents(self, path: str) -> None:
-        parts = path.split("/")[:-1]
-        for count in range(1, len(parts) + 1):
-            parent = "/".join(parts[:count])
-            if parent not in self._paths:
-                self._paths[parent] = True
-                self._put_literal(_header(parent + "/", tarfile.DIRTYPE, Directory(parent)))
-            elif not self._paths[parent]:
-                raise LayerError(f"`{path}` lies below `{parent}`, which is not a directory")
+        folder = path.rpartition("/")[0]
+        if not folder or self._paths.get(folder):
+            return
+        if folder in self._paths:
+            raise LayerError(f"`{path}` lies below `{folder}`, which is not a directory")
+        self._add_parents(folder)
+        self._paths[folder] = True
+        self._put_header(f"{folder}/", DIRECTORY, mode=0o755)
 
-    def _put_content(self, content: Content) -> None:
-        if isinstance(content, Deflated) and content.size > 0:
-            self._flush_literal()
-            self._write(gzip.HEADER)
-            for raw, inflated in content.pairs():
-                parallel.checkpoint()
-                self._write(raw)
-                for piece in inflated:
-                    self._tar.update(piece)
-            self._write(gzip.trailer(content.crc32, content.size))
-            self._tar_size += content.size
+    def _put_file(self, path: str, entry: File) -> Digest:
+        content = entry.content
+        self._put_header(path, REGULAR, mode=entry.mode, uid=entry.uid, gid=entry.gid, size=content.size)
+        if isinstance(content, Deflated) and content.size:
+            chunks = [self._put_deflated(content)]
+            digest = chunks[0].digest
         else:
-            for piece in content.chunks():
-                parallel.checkpoint()
-                self._put_literal(piece)
-        self._put_literal(bytes(-content.size % _BLOCK))
+            digest, chunks = self._put_literal(content)
+        self._tar_size += content.size
+        if padding := -content.size % BLOCK:
+            self._put(bytes(padding))
+        if self._toc is not None:
+            self._toc.describe(content.size, digest, chunks)
+        return digest
 
-    def _put_literal(self, data: bytes) -> None:
+    def _put_deflated(self, content: Deflated) -> Chunk:
+        """Write a file whose deflate stream is copied: one piece, however large."""
+        offset, own = self._blob.begin(), hashlib.sha256()
+        for piece in self._blob.copy(content):
+            parallel.checkpoint()
+            own.update(piece)
+            self._tar.update(piece)
+        return Chunk(offset, content.size, Digest(own.hexdigest()))
+
+    def _put_literal(self, content: Content) -> tuple[Digest, list[Chunk]]:
+        """Write a file that the blob compresses, in pieces that can be read alone."""
+        own, chunks = hashlib.sha256(), []
+        for block in _blocks(content):
+            parallel.checkpoint()
+            offset = self._blob.begin()
+            self._blob.write(block)
+            self._tar.update(block)
+            own.update(block)
+            chunks.append(
+                Chunk(offset, len(block), Digest.of(block) if content.size > MEMBER else Digest(own.hexdigest()))
+            )
+        return Digest(own.hexdigest()), chunks
+
+    def _put_header(
+        self, path: str, kind: bytes, *, mode: int, uid: int = 0, gid: int = 0, size: int = 0, link: str = ""
+    ) -> None:
+        self._put(header(path, kind, mode=mode, uid=uid, gid=gid, size=size, link=link))
+        if self._toc is not None:
+            self._toc.add(path, kind, mode=mode, uid=uid, gid=gid, link=link)
+
+    def _put(self, data: bytes) -> None:
         self._tar.update(data)
         self._tar_size += len(data)
-        self._literal += data
-        while len(self._literal) >= _LITERAL:
-            self._write(gzip.member(bytes(self._literal[:_LITERAL])))
-            del self._literal[:_LITERAL]
-
-    def _flush_literal(self) -> None:
-        if self._literal:
-            self._write(gzip.member(bytes(self._literal)))
-            self._literal.clear()
-
-    def _write(self, data: bytes) -> None:
-        self._out.write(data)
-        self._compressed.update(data)
-        self._size += len(data)
+        self._blob.write(data)
 
 
-def write_layer(entries: Iterable[Entry], out: BinaryIO) -> Layer:
+def write_layer(entries: Iterable[Entry], out: BinaryIO, compression: Compression = Compression.GZIP) -> Layer:
     """Write all entries as one layer to ``out``; see ``LayerWriter``."""
-    writer = LayerWriter(out)
+    writer = LayerWriter(out, compression)
     for entry in entries:
         writer.add(entry)
     return writer.finish()
 
 
+def _blocks(content: Content) -> Iterator[bytes]:
+    """Yield a content's bytes in blocks whose sizes depend on its own size alone, not on how they arrive."""
+    gathered = bytearray()
+    for piece in content.chunks():
+        gathered += piece
+        while len(gathered) >= MEMBER:
+            yield bytes(gathered[:MEMBER])
+            del gathered[:MEMBER]
+    if gathered:
+        yield bytes(gathered)
+
+
 def _checked(path: str) -> str:
-    if not path or path.startswith("/") or posixpath.normpath(path) != path or path.partition("/")[0] == "..":
+    if not path or path == "." or path.startswith("/") or posixpath.normpath(path) != path:
         raise LayerError(f"`{path}` is not a plain path below the root")
-    if "\0" in path or path == ".":
+    if path.partition("/")[0] == ".." or "\0" in path or path == NAME:
         raise LayerError(f"{path!r} is not a plain path below the root")
     return path
-
-
-def _header(path: str, kind: bytes, entry: Entry, *, size: int = 0, link: str = "") -> bytes:
-    info = tarfile.TarInfo(path)
-    info.type, info.size, info.linkname, info.mtime = kind, size, link, MTIME
-    info.mode = 0o777 if isinstance(entry, Symlink) else 0o644
-    if isinstance(entry, (File, Directory)):
-        info.mode, info.uid, info.gid = entry.mode, entry.uid, entry.gid
-    try:
-        # The plain form of POSIX 1988 where it fits: a third of the size of an extended header.
-        return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
-    except (ValueError, UnicodeEncodeError):
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
-LAYER_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+LAYER_TAR = "application/vnd.oci.image.layer.v1.tar"
+LAYER_GZIP = f"{LAYER_TAR}+gzip"
+LAYER_ZSTD = f"{LAYER_TAR}+zstd"
+#: On a layer's descriptor: the digest of its eStargz table of contents (``oci.toc``).
+TOC_DIGEST = "containerd.io/snapshot/stargz/toc.digest"
 
 
 class ImageFormatError(EnvbuilderError):
@@ -62,20 +66,24 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Layer:
-    """A gzip-compressed layer: what a manifest (digest, size) and a configuration (diff id) say about it.
+    """A layer: what a manifest (digest, size, media type) and a configuration (diff id) say about it.
 
-    ``tar_size`` is the size of the uncompressed tar. The bytes lie in the store under ``digest``.
+    ``tar_size`` is the size of the uncompressed tar, ``toc`` the digest of the table of contents when it has one. The
+    bytes lie in the store under ``digest``.
     """
 
     digest: Digest
     size: int
     diff_id: Digest
     tar_size: int
+    media_type: str = LAYER_GZIP
+    toc: Digest | None = None
 
     @property
     def descriptor(self) -> Descriptor:
         """The layer as it stands in a manifest."""
-        return Descriptor(LAYER_GZIP, self.digest, self.size)
+        annotations = {TOC_DIGEST: str(self.toc)} if self.toc is not None else {}
+        return Descriptor(self.media_type, self.digest, self.size, annotations)
 
     def to_json(self) -> dict[str, Any]:
         """Return what is remembered of a layer."""
@@ -84,15 +92,24 @@ class Layer:
             "size": self.size,
             "diffId": str(self.diff_id),
             "tarSize": self.tar_size,
+            "mediaType": self.media_type,
+            "toc": str(self.toc) if self.toc is not None else None,
         }
 
     @classmethod
     def from_json(cls, document: Any) -> Layer:
         """Read what was remembered; raise ImageFormatError when it is not a layer's."""
         try:
-            digest, diff_id = Digest.parse(document["digest"]), Digest.parse(document["diffId"])
-            return cls(digest, int(document["size"]), diff_id, int(document["tarSize"]))
-        except (KeyError, TypeError, ValueError) as error:
+            toc = document["toc"]
+            return cls(
+                digest=Digest.parse(document["digest"]),
+                size=int(document["size"]),
+                diff_id=Digest.parse(document["diffId"]),
+                tar_size=int(document["tarSize"]),
+                media_type=str(document["mediaType"]),
+                toc=Digest.parse(toc) if toc is not None else None,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ImageFormatError(f"not a layer's record: {error!r}") from error
 
 

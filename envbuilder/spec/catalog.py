@@ -70,6 +70,14 @@ class Catalog:
         """Return where an environment's lock lies or would lie."""
         return self.root / "lockfiles" / f"{name}.lock.toml"
 
+    def system_lock_file(self, recipe: str, suite: str) -> Path:
+        """Return where the lock of a recipe's base on a suite lies or would lie."""
+        return self.root / "lockfiles" / f"{recipe}.{suite}.system.toml"
+
+    def system_lock_files(self, recipe: str) -> tuple[Path, ...]:
+        """Return the locks of a recipe's base that there are, one for each suite, sorted."""
+        return tuple(sorted((self.root / "lockfiles").glob(f"{recipe}.*.system.toml")))
+
 
 def find_catalog(start: Path) -> Catalog:
     """Find the catalog: $ENVBUILDER_CATALOG, the nearest folder from ``start`` upwards, or the one that is shipped.

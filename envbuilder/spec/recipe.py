@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from envbuilder.tomlread import Table
 
 INTERPRETERS = ("managed", "host", "base")
+#: The words of ``oci.blob.Compression``.
+COMPRESSIONS = ("gzip", "zstd", "none")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,15 @@ class Paths:
 
 @dataclass(frozen=True)
 class Layering:
-    """Wheels of at least ``alone`` bytes get a layer each, the others fall into ``buckets``; ``budget`` layers at most."""
+    """Wheels of at least ``alone`` bytes get a layer each, the others fall into ``buckets``; ``budget`` layers at most.
+
+    ``compression`` is one of ``COMPRESSIONS``: how the layers with packages are compressed.
+    """
 
     alone: int
     buckets: int
     budget: int
+    compression: str = COMPRESSIONS[0]
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,7 @@ def read_recipe(file: Path) -> Recipe:
         base=_base(table.table("base")),
         interpreter=_interpreters(python),
         paths=Paths(_absolute(paths, "python"), _absolute(paths, "environment")),
-        layering=Layering(
-            _positive(layering, "alone-mib") << 20, _positive(layering, "buckets"), _positive(layering, "budget")
-        ),
+        layering=_layering(layering),
         user=process.string("user", ""),
         working_dir=process.string("working-dir", "/"),
         env=process.string_map("env"),
@@ -115,6 +119,15 @@ def _interpreters(table: Table) -> tuple[str, ...]:
     if not kinds:
         raise table.error("from", f"must name at least one of {', '.join(INTERPRETERS)}")
     return kinds
+
+
+def _layering(table: Table) -> Layering:
+    compression = table.string("compression", COMPRESSIONS[0])
+    if compression not in COMPRESSIONS:
+        hint = did_you_mean(compression, COMPRESSIONS)
+        raise table.error("compression", f"unknown compression `{compression}`", hint=hint)
+    alone = _positive(table, "alone-mib") << 20
+    return Layering(alone, _positive(table, "buckets"), _positive(table, "budget"), compression)
 
 
 def _absolute(table: Table, key: str) -> str:

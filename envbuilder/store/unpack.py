@@ -20,11 +20,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar, cast
 
+import zstandard
 from isal import igzip, igzip_lib, igzip_threaded
 
 from envbuilder import report
 from envbuilder.atomic import atomic_folder, remove_tree
 from envbuilder.errors import EnvbuilderError
+from envbuilder.oci.model import TOC_DIGEST
+from envbuilder.oci.toc import LANDMARK, NAME
 from envbuilder.oci.untar import DIRECTORY, FILE, HARDLINK, SPECIAL, SYMLINK, Member, TarError, TarStream
 from envbuilder.parallel import checkpoint
 from envbuilder.store.store import NotInStoreError
@@ -79,9 +82,12 @@ def unpack_layer(
             report.detail(f"unpacking layer {layer.digest}")
             with _opened(store, layer, progress) as stream, atomic_folder(tree) as folder:
                 writer = _TreeWriter(folder)
+                unwanted = {NAME, LANDMARK} if TOC_DIGEST in layer.annotations else set()
                 for member in stream.members():
                     checkpoint()
-                    _add(writer, member, stream)
+                    # The table of contents is for those who pull lazily; here it would be a stray file in the root.
+                    if member.name not in unwanted:
+                        _add(writer, member, stream)
                 if (actual := stream.finish()) != diff_id:
                     raise UnpackError(f"layer {layer.digest} unpacks to {actual}, not to {diff_id}")
                 folder.chmod(0o755)
@@ -104,7 +110,7 @@ def private_folder(path: Path) -> None:
 
 @contextmanager
 def _opened(store: Store, layer: Descriptor, progress: Callable[[int], None]) -> Iterator[TarStream]:
-    """Open a layer, gzip or plain; turn every way in which it can be damaged into UnpackError."""
+    """Open a layer, gzip, zstd or plain; turn every way in which it can be damaged into UnpackError."""
     seen = 0
 
     def advance() -> None:
@@ -118,16 +124,18 @@ def _opened(store: Store, layer: Descriptor, progress: Callable[[int], None]) ->
         file = store.blob(layer.digest).open("rb")
     except FileNotFoundError as error:
         raise NotInStoreError(f"layer {layer.digest} is not in the store") from error
-    with file, _inflated(file, layer) as source:
+    with file, _inflated(file) as source:
         try:
             yield TarStream(source, advance)
         except TarError as error:
             raise UnpackError(f"layer {layer.digest}: {error.message}") from error
         except (igzip.BadGzipFile, igzip_lib.IsalError, EOFError) as error:  # type: ignore[misc]  # as in oci.content
             raise UnpackError(f"layer {layer.digest} is not valid gzip: {error}") from error
+        except zstandard.ZstdError as error:
+            raise UnpackError(f"layer {layer.digest} is not valid zstd: {error}") from error
 
 
-def _inflated(file: IO[bytes], layer: Descriptor) -> AbstractContextManager[Source]:
+def _inflated(file: IO[bytes]) -> AbstractContextManager[Source]:
     """Return the tar in the layer's file. It is inflated in a thread of its own, while ours hashes and writes."""
     magic = file.read(4)
     file.seek(0)
@@ -135,10 +143,8 @@ def _inflated(file: IO[bytes], layer: Descriptor) -> AbstractContextManager[Sour
         inflated = igzip_threaded.open(file, "rb", threads=1, block_size=_BLOCK)  # type: ignore[no-untyped-call]
         return cast("AbstractContextManager[Source]", inflated)
     if magic == _ZSTD:
-        raise UnpackError(
-            f"layer {layer.digest} is compressed with zstd, which is not supported yet",
-            hint="take a build of the image with gzip layers (`skopeo copy --dest-compress-format gzip`)",
-        )
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_size=_BLOCK, read_across_frames=True)
+        return cast("AbstractContextManager[Source]", reader)
     return cast("AbstractContextManager[Source]", nullcontext(file))
 
 

@@ -20,7 +20,7 @@ from envbuilder.atomic import atomic_file
 from envbuilder.errors import EnvbuilderError, HostError, InputError, UnreachableError, did_you_mean
 from envbuilder.oci.digest import Digest
 from envbuilder.run import ProgramFailedError, find, run
-from envbuilder.system.sources import Source, machine_sources
+from envbuilder.system.sources import Source, archives, machine_sources, parse_stanzas
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,12 @@ _NO_APT = "Debian packages are resolved by the host's own apt; elsewhere, name a
 _GONE = re.compile(
     r"\b404\b|No such file|File not found|was not found|Unable to locate|Can't find a source|Hash Sum mismatch"
 )
+#: What apt ships for fetching any URI with its own transports, proxies and credentials. Not on PATH.
+_HELPER = "/usr/lib/apt/apt-helper"
+_FAILED = re.compile(r"^E: Failed to fetch \S+\s+(.+)$", re.MULTILINE)
 _URI_LINE = re.compile(r"'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})")
+_WHERE_FIELDS = ("Filename", "SHA256")
+_WHERE = re.compile(rf"^({'|'.join(_WHERE_FIELDS)}): (\S+)$", re.MULTILINE)
 _FORMAT = "|".join(f"$({name})" for name in ("ORIGIN", "CODENAME", "REPO_URI", "RELEASE", "FILENAME"))
 
 # Read after the machine's own configuration.
@@ -112,12 +117,15 @@ class Host:
 
 @dataclass(frozen=True)
 class DebianPackage:
-    """One package as apt found it: where it is to be had, its SHA-256 and its size in bytes."""
+    """One package as apt found it: its SHA-256, its size in bytes, and its path below the root of its archive.
+
+    ``file`` is what the archive's index calls Filename, ``pool/main/b/bash/bash_5.2.15-2_amd64.deb``. It names no host.
+    """
 
     name: str
     version: str
     architecture: str
-    uri: str
+    file: str
     digest: Digest
     size: int
 
@@ -163,6 +171,17 @@ class Apt:
         """Return the names of all packages that the release has, without those that are only provided."""
         return frozenset(self._run("apt-cache", "pkgnames").split())
 
+    def listed(self, names: Iterable[str]) -> Mapping[Digest, str]:
+        """Return the files that the lists have of some packages, in all versions: digest → path below the root."""
+        try:
+            output = self._run("apt-cache", "show", "--all-versions", *names)
+        except ProgramFailedError as error:
+            if "No packages found" in error.stderr:
+                return {}
+            raise
+        blocks = (dict(_WHERE.findall(block)) for block in output.split("\n\n"))
+        return {Digest(block["SHA256"]): block["Filename"] for block in blocks if len(block) == len(_WHERE_FIELDS)}
+
     def plan(self, names: Sequence[str]) -> tuple[DebianPackage, ...]:
         """Return all packages that installing ``names`` on an empty system needs, sorted by name.
 
@@ -176,7 +195,9 @@ class Apt:
             output = self._run("apt-get", "install", "-qq", "-y", "--print-uris", "--no-install-recommends", *names)
         except ProgramFailedError as error:
             raise self._unresolved(error) from error
-        packages = [_package(match) for match in map(_URI_LINE.match, output.splitlines()) if match]
+        found = [match for match in map(_URI_LINE.match, output.splitlines()) if match]
+        listed = self.listed(match["file"].partition("_")[0] for match in found)
+        packages = [_package(match, listed) for match in found]
         return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))
 
     def download(self, packages: Iterable[DebianPackage], folder: Path) -> Mapping[str, Path]:
@@ -196,6 +217,23 @@ class Apt:
                 raise StalePackageError(self.suite) from error
             raise _unreachable(f"packages of `{self.suite}` could not be fetched", error) from error
         return {path.name.partition("_")[0]: path for path in folder.glob("*.deb")}
+
+    def roots(self) -> tuple[str, ...]:
+        """Return the URIs of the release's archives, each once, with no slash at the end; ``prepare`` comes before."""
+        text = (self.root / "envbuilder.sources").read_text(encoding="utf-8")
+        return tuple(dict.fromkeys(uri.rstrip("/") for source in parse_stanzas(text) for uri in archives(source)))
+
+    def fetch(self, targets: Mapping[str, Path]) -> bool:
+        """Fetch URIs to files that do not exist; return whether what failed to come, if anything, is not there.
+
+        What comes is not verified in any way. False means that it could not be told: no answer, or a strange one.
+        """
+        try:
+            self._run(_HELPER, "download-file", *(word for uri, to in targets.items() for word in (uri, str(to), "")))
+        except ProgramFailedError as error:
+            reasons = _FAILED.findall(error.stderr)
+            return bool(reasons) and all(_GONE.search(reason) for reason in reasons)
+        return True
 
     # -- the root ---------------------------------------------------------------------------------------------
 
@@ -302,10 +340,10 @@ def _same_keys(source: Source, kept: Iterable[Source]) -> bool:
     return any(source.signed_by is not None and source.signed_by == other.signed_by for other in kept)
 
 
-def _package(match: re.Match[str]) -> DebianPackage:
-    name, version, rest = match["file"].removesuffix(".deb").split("_")
-    version = version.replace("%3a", ":")
-    return DebianPackage(name, version, rest, match["uri"], Digest(match["sha256"]), int(match["size"]))
+def _package(match: re.Match[str], listed: Mapping[Digest, str]) -> DebianPackage:
+    name, version, architecture = match["file"].removesuffix(".deb").split("_")
+    digest = Digest(match["sha256"])
+    return DebianPackage(name, version.replace("%3a", ":"), architecture, listed[digest], digest, int(match["size"]))
 
 
 def _unreachable(message: str, error: ProgramFailedError | None) -> UnreachableError:

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 PLAN_AGE = 24 * 3600
 #: Enters the layer's key: whatever in this room changes the bytes must change this.
 REVISION = "debian 2"
+_PLAN_FORMAT = 2
 _BATCH = 24 << 20  # packages are fetched by so many bytes at a time: what is done counts, should the rest fail
-_FETCHERS = 3
+FETCHERS = 3
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def resolve(base: DebianBase, work: Path, *, host: Host | None = None, refresh: 
     apt = Apt(work / suite, suite, host)
     distribution = apt.prepare(refresh=refresh)
     alternatives = any("|" in name for name in base.packages)
-    names = choose(base.packages, apt.names() if alternatives else ())
+    # Sorted: in which order a recipe names its packages must not decide between providers.
+    names = sorted(set(choose(base.packages, apt.names() if alternatives else ())))
     return SystemPlan(suite, distribution, apt.plan(names))
 
 
@@ -100,13 +102,13 @@ def system_plan(base: DebianBase, store: Store, *, host: Host | None = None, ref
     """
     host = host or Host()
     suite = base.suite or host.codename()
-    key = canonical_json([suite, architecture(), list(base.packages)]).decode()
+    key = canonical_json([_PLAN_FORMAT, suite, architecture(), list(base.packages)]).decode()
     remembered = store.recall("system-plan", key)
     if remembered and not refresh and 0 <= time.time() - remembered["time"] < PLAN_AGE:
         return SystemPlan.from_json(remembered["plan"])
     try:
         with store.lock(f"apt-{suite}"):
-            plan = resolve(base, _work(store), host=host, refresh=refresh)
+            plan = resolve(base, work_folder(store), host=host, refresh=refresh)
     except UnreachableError as error:
         if not remembered or refresh:
             raise
@@ -142,15 +144,21 @@ def system_layer(plan: SystemPlan, store: Store, *, host: Host | None = None) ->
         RootError, DebError: the packages do not make a root file system.
 
     """
-    remembered = store.recall("layer", plan.layer_key)
-    if remembered is not None:
-        layer = Layer.from_json(remembered)
-        if store.has(layer.digest):
-            return layer
+    if (known := known_layer(plan, store)) is not None:
+        return known
     fetch(plan, store, host=host)
     layer = _make_layer(plan, store)
     store.remember("layer", plan.layer_key, layer.to_json())
     return layer
+
+
+def known_layer(plan: SystemPlan, store: Store) -> Layer | None:
+    """Return the plan's layer when it was made before and is still in the store."""
+    remembered = store.recall("layer", plan.layer_key)
+    if remembered is None:
+        return None
+    layer = Layer.from_json(remembered)
+    return layer if store.has(layer.digest) else None
 
 
 def fetch(plan: SystemPlan, store: Store, *, host: Host | None = None) -> None:
@@ -158,10 +166,10 @@ def fetch(plan: SystemPlan, store: Store, *, host: Host | None = None) -> None:
 
     Raises as ``system_layer``.
     """
-    missing = [package for package in plan.packages if not store.has(package.digest)]
+    missing = missing_packages(plan, store)
     if not missing:
         return
-    apt = Apt(_work(store) / plan.suite, plan.suite, host or Host())
+    apt = Apt(work_folder(store) / plan.suite, plan.suite, host or Host())
     with store.lock(f"apt-{plan.suite}"):
         apt.prepare()
     total = sum(package.size for package in missing)
@@ -175,7 +183,12 @@ def fetch(plan: SystemPlan, store: Store, *, host: Host | None = None) -> None:
                         store.adopt(files[package.name], package.digest)
                     task.advance(package.size)
 
-        parallel.run_all(get, _batches(missing), workers=_FETCHERS)
+        parallel.run_all(get, batches(missing), workers=FETCHERS)
+
+
+def missing_packages(plan: SystemPlan, store: Store) -> list[DebianPackage]:
+    """Return the plan's packages that are not in the store."""
+    return [package for package in plan.packages if not store.has(package.digest)]
 
 
 def _make_layer(plan: SystemPlan, store: Store) -> Layer:
@@ -200,17 +213,19 @@ def _make_layer(plan: SystemPlan, store: Store) -> Layer:
     return layer
 
 
-def _batches(packages: Iterable[DebianPackage]) -> list[list[DebianPackage]]:
-    batches: list[list[DebianPackage]] = []
+def batches(packages: Iterable[DebianPackage]) -> list[list[DebianPackage]]:
+    """Return the packages in groups, each for one run of apt."""
+    groups: list[list[DebianPackage]] = []
     size = _BATCH
     for package in packages:
         if size >= _BATCH:
-            batches.append([])
+            groups.append([])
             size = 0
-        batches[-1].append(package)
+        groups[-1].append(package)
         size += package.size
-    return batches
+    return groups
 
 
-def _work(store: Store) -> Path:
+def work_folder(store: Store) -> Path:
+    """Return the folder below which apt's private roots lie, one for each suite."""
     return store.root / "apt"

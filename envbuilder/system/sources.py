@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 # apt reads no other names in its folders, so that editors' backups count for nothing.
 _PART = re.compile(r"[A-Za-z0-9_.-]+\.(list|sources)")
@@ -63,6 +63,21 @@ def machine_sources(etc: Path) -> tuple[Source, ...]:
         parse = parse_stanzas if file.suffix == ".sources" else parse_lines
         found.update(dict.fromkeys(parse(text)))
     return tuple(found)
+
+
+def archives(source: Source) -> Iterator[str]:
+    """Yield the URIs under which a file of the source's archive can be asked for: its own, or those it stands for.
+
+    A list of mirrors in a file (apt-transport-mirror(1)) stands for these; one elsewhere, or a disk, for none.
+    """
+    method, _, rest = source.uri.partition(":")
+    if method == "mirror+file":
+        lines = Path(rest).read_text(encoding="utf-8").splitlines() if Path(rest).exists() else []
+        yield from (line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
+    elif method == "file":
+        yield f"copy:{rest}"  # of file: apt only makes links
+    elif method != "cdrom" and not method.startswith("mirror"):
+        yield source.uri
 
 
 def parse_lines(text: str) -> Iterator[Source]:

@@ -16,9 +16,10 @@ from installer.scripts import Script
 from installer.utils import Scheme, construct_record_file, fix_shebang
 
 from envbuilder import report
-from envbuilder.oci import layer as oci_layer
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.content import Bytes
-from envbuilder.oci.layer import File, LayerWriter
+from envbuilder.oci.digest import Digest
+from envbuilder.oci.layer import File, LayerWriter, revision
 from envbuilder.oci.model import canonical_json
 from envbuilder.wheels import bytecode
 from envbuilder.wheels.archive import MemberStream, WheelArchive, WheelError, open_wheel
@@ -32,12 +33,11 @@ if TYPE_CHECKING:
     from installer.scripts import ScriptSection
 
     from envbuilder.oci.content import Content
-    from envbuilder.oci.digest import Digest
     from envbuilder.oci.model import Layer
     from envbuilder.wheels.bytecode import Compiler
 
 #: Enters layer keys: whatever changes the bytes must change this.
-REVISION = "wheels 1"
+REVISION = "wheels 2"
 
 
 @dataclass(frozen=True)
@@ -74,19 +74,30 @@ class InstallPrefix:
         return {"purelib": site, "platlib": site, "headers": headers, "scripts": f"{root}/bin", "data": root}
 
 
-def layer_key(wheels: Sequence[WheelFile], prefix: InstallPrefix, compiler_version: str) -> str:
+def layer_key(
+    wheels: Sequence[WheelFile],
+    prefix: InstallPrefix,
+    compiler_version: str,
+    compression: Compression = Compression.GZIP,
+) -> str:
     """Return the key of the layer that ``write_wheels`` makes: equal keys, equal bytes."""
     return canonical_json(
         {
             "wheels": [[wheel.name, str(wheel.digest)] for wheel in wheels],
             "prefix": [prefix.root, prefix.python],
             "compiler": compiler_version,
-            "revisions": [REVISION, bytecode.REVISION, oci_layer.REVISION],
+            "revisions": [REVISION, bytecode.REVISION, revision(compression)],
         }
     ).decode()
 
 
-def write_wheels(wheels: Sequence[WheelFile], prefix: InstallPrefix, compiler: Compiler, out: BinaryIO) -> Layer:
+def write_wheels(
+    wheels: Sequence[WheelFile],
+    prefix: InstallPrefix,
+    compiler: Compiler,
+    out: BinaryIO,
+    compression: Compression = Compression.GZIP,
+) -> Layer:
     """Install wheels, in the order given, into one layer written to ``out``.
 
     Raises:
@@ -94,7 +105,7 @@ def write_wheels(wheels: Sequence[WheelFile], prefix: InstallPrefix, compiler: C
         CorruptContentError: a member is damaged.
 
     """
-    writer = LayerWriter(out)
+    writer = LayerWriter(out, compression)
     for wheel in wheels:
         with open_wheel(wheel.path, wheel.name) as source:
             try:
@@ -135,7 +146,7 @@ class _Destination(WheelDestination):
         if name.endswith(".py") and scheme in {"purelib", "platlib"}:
             source = b"".join(stream.content.chunks())
             self._compiling.append((name, self._compiler.submit(f"/{self._scheme[scheme]}/{name}", source)))
-        return self._write(scheme, name, stream.content, executable=is_executable, record=stream.record)
+        return self._write(scheme, name, stream.content, executable=is_executable)
 
     def finalize_installation(
         self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
@@ -169,23 +180,26 @@ class _Destination(WheelDestination):
     def _tag(self) -> str:
         return self._scheme["purelib"].split("/lib/python")[-1].split("/")[0].replace(".", "")
 
-    def _write(
-        self, scheme: str, name: str, content: Content, *, executable: bool, record: tuple[str, str, str] | None = None
-    ) -> RecordEntry:
+    def _write(self, scheme: str, name: str, content: Content, *, executable: bool) -> RecordEntry:
         path = f"{self._scheme[scheme]}/{name}"
         if path in self._writer:
             # Two wheels own one path (namespace packages with an __init__, mostly equal): the first in order stays,
             # so that the layer is the same whatever order the wheels arrived in.
             report.detail(f"{self._source.name}: {name} is there already, from a wheel before it in the same layer")
-        else:
-            self._writer.add(File(path, content, 0o755 if executable else 0o644))
-        if record is not None and record[1].startswith("sha256=") and record[2]:
-            return RecordEntry(name, Hash.parse(record[1]), int(record[2]))
-        return RecordEntry(name, _hash(content), content.size)
+            return RecordEntry(name, _hash(_digest(content)), content.size)
+        digest = self._writer.add(File(path, content, 0o755 if executable else 0o644))
+        return RecordEntry(name, _hash(digest), content.size)
 
 
-def _hash(content: Content) -> Hash:
+def _digest(content: Content) -> Digest:
     sha256 = hashlib.sha256()
     for chunk in content.chunks():
         sha256.update(chunk)
-    return Hash("sha256", base64.urlsafe_b64encode(sha256.digest()).decode().rstrip("="))
+    return Digest(sha256.hexdigest())
+
+
+def _hash(digest: Digest | None) -> Hash | None:
+    """Return a digest as RECORD writes it (PEP 376): base64 for URLs, without padding."""
+    if digest is None:
+        return None
+    return Hash("sha256", base64.urlsafe_b64encode(bytes.fromhex(digest.hex)).decode().rstrip("="))

@@ -187,6 +187,7 @@ def test_recipes(tmp_path: Path):
         ('"/opt/env"', '"opt/env"', "paths.environment"),
         ('"/opt/env"', '"/opt/../env"', "paths.environment"),
         ("buckets = 8", "buckets = 0", "layering.buckets"),
+        ("buckets = 8", 'buckets = 8\ncompression = "gz"', "layering.compression"),
         ('debian = ["bash"]', 'debian = ["bash"]\nsuit = "x"', "base.suit"),
     ],
 )

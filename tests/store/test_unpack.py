@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.content import Bytes
 from envbuilder.oci.digest import Digest
-from envbuilder.oci.layer import Directory, File, Hardlink, Symlink
+from envbuilder.oci.layer import Directory, Entry, File, Hardlink, Symlink, write_layer
 from envbuilder.oci.model import LAYER_GZIP, Descriptor, Layer
 from envbuilder.store.roots import MOUNT_FOLDERS, root_tree
 from envbuilder.store.store import NotInStoreError, Store
@@ -181,9 +182,27 @@ def test_damaged_layers(store: Store, damage: str):
     assert list((store.root / "trees").iterdir()) == []
 
 
-def test_zstd_is_refused(store: Store):
+@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.NONE])
+def test_other_compressions_unpack_to_the_same_files(store: Store, compression: Compression):
+    entries: list[Entry] = [File("a/b", Bytes(b"hello")), Symlink("a/c", "b")]
+    out = io.BytesIO()
+    layer = write_layer(entries, out, compression)
+    store.put(out.getvalue())
+    tree = unpack_layer(store, layer.descriptor, layer.diff_id)
+    assert (tree / "a" / "c").read_bytes() == b"hello"
+
+
+def test_the_table_of_contents_is_not_unpacked(store: Store):
+    out = io.BytesIO()
+    layer = write_layer([File("a", Bytes(b"hello"))], out)
+    store.put(out.getvalue())
+    tree = unpack_layer(store, layer.descriptor, layer.diff_id)
+    assert [path.name for path in tree.iterdir()] == ["a"]
+
+
+def test_damaged_zstd_is_refused(store: Store):
     blob = store.put(b"\x28\xb5\x2f\xfd" + bytes(100))
-    with pytest.raises(UnpackError, match="zstd"):
+    with pytest.raises(UnpackError, match=r"zstd|cut short"):
         unpack_layer(store, Descriptor("application/vnd.oci.image.layer.v1.tar+zstd", blob, 104), Digest("0" * 64))
 
 
