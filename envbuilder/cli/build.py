@@ -27,6 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--load", choices=("docker", "podman"), help="put the image into this engine")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the image as an OCI layout to DIR")
+    parser.add_argument("--compression", choices=("gzip", "zstd", "none"), help="instead of the recipe's choice")
+    parser.add_argument("--explain", action="store_true", help="show the plan of layers and build nothing")
+    parser.add_argument("--json", action="store_true", help="with --explain: a JSON document on stdout")
     parser.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
 
 
@@ -39,7 +42,13 @@ def run(args: argparse.Namespace) -> int:
     from envbuilder.store.store import Store, default_root
     from envbuilder.wheels.supply import LockedWheels
 
-    source = read_source(find_catalog(Path.cwd()), args.environment)
+    catalog = find_catalog(Path.cwd())
+    source = read_source(catalog, args.environment)
+    if args.compression is not None:
+        layering = replace(source.recipe.layering, compression=args.compression)
+        source = replace(source, recipe=replace(source.recipe, layering=layering))
+    if args.explain:
+        return _explain(catalog, source, as_json=args.json)
     store = Store(default_root())
     indexes = Indexes(args.index_url, source.environment.indexes, http.new_session())
     if args.extra:
@@ -63,6 +72,38 @@ def run(args: argparse.Namespace) -> int:
 
         reference = load(image, store, args.load, source.name)
     print(reference)
+    return 0
+
+
+def _explain(catalog: Catalog, source: Source, *, as_json: bool) -> int:
+    """Print the plan: a row for each layer with packages."""
+    import json
+    from dataclasses import asdict
+
+    from envbuilder.cli.console import format_size, show_table
+    from envbuilder.images.explain import explain
+    from envbuilder.images.layering import plan
+    from envbuilder.lock.files import read_lock
+
+    others = {}
+    for name in catalog.names():
+        if name != source.environment.name and catalog.lock_file(name).exists():
+            parent = catalog.parent(catalog.environment(name))
+            parent_lock = read_lock(catalog.lock_file(parent.name)) if parent is not None else None
+            others[name] = plan(read_lock(catalog.lock_file(name)), parent_lock, catalog.recipe(name).layering)
+    rows = explain(plan(source.lock, source.parent, source.recipe.layering), others)
+    if as_json:
+        document = {"schema": 1, "environment": source.environment.name, "layers": [asdict(row) for row in rows]}
+        print(json.dumps(document, indent=2))
+        return 0
+    cells = [
+        (str(number), row.environment, row.title, format_size(row.size), ", ".join(row.shared) or "-")
+        for number, row in enumerate(rows, start=1)
+    ]
+    show_table(("layer", "of", "holds", "size, and cost of an update", "shared with"), cells)
+    shared = sum(row.size for row in rows if row.shared)
+    total = sum(row.size for row in rows)
+    print(f"{len(rows)} layers, {format_size(total)}; {format_size(shared)} shared with other environments")
     return 0
 
 

@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     environments = [catalog.environment(name) for name in dict.fromkeys(args.environments)]
     if args.system:
         recipes = {recipe.name: recipe for recipe in (catalog.recipe(e.name) for e in environments)}
-        return (_check_systems if args.check else _write_systems)(catalog, tuple(recipes.values()))
+        if args.check:
+            return _check_systems(catalog, tuple(recipes.values()), " ".join(args.environments))
+        return _write_systems(catalog, tuple(recipes.values()))
     if args.check:
         return _check(catalog, environments)
     for environment in sorted(environments, key=lambda e: e.extends is not None):
@@ -98,7 +100,7 @@ def _parent_lock(catalog: Catalog, environment: Environment) -> Lock | None:
     return read_lock(catalog.lock_file(parent.name)) if parent is not None else None
 
 
-def _check_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
+def _check_systems(catalog: Catalog, recipes: Sequence[Recipe], names: str) -> int:
     """Print how the recipes' bases differ from what was locked of them, on whatever suite."""
     from envbuilder.spec.recipe import DebianBase
     from envbuilder.system.lockfile import SystemLockMissingError, read_system_lock, system_drift
@@ -109,7 +111,7 @@ def _check_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
             continue
         files = catalog.system_lock_files(recipe.name)
         if not files:
-            hint = "run `envbuilder lock ENV --system`"
+            hint = f"run `envbuilder lock {names} --system`"
             raise SystemLockMissingError(f"{recipe.file} has no lock of its base", hint=hint)
         for file in files:
             lock = read_system_lock(file)
@@ -121,6 +123,7 @@ def _check_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
 
 def _write_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
     from envbuilder import report
+    from envbuilder.errors import InputError
     from envbuilder.store.store import Store, default_root
     from envbuilder.system.locked import lock_system
     from envbuilder.system.lockfile import moved, read_system_lock, write_system_lock
@@ -128,9 +131,12 @@ def _write_systems(catalog: Catalog, recipes: Sequence[Recipe]) -> int:
     for recipe in recipes:
         lock = lock_system(recipe, Store(default_root()))
         file = catalog.system_lock_file(recipe.name, lock.plan.suite)
-        changes = moved(read_system_lock(file).plan, lock.plan) if file.exists() else ()
+        try:
+            changes = moved(read_system_lock(file).plan, lock.plan)
+        except InputError:  # there was none, or it cannot be read any more
+            changes = ()
         write_system_lock(lock, file)
         for change in changes:
             report.step(f"  {change}")
-        report.step(f"{file}: {len(lock.plan.packages)} packages")
+        report.step(f"{file}: {len(lock.plan.packages)} packages, {len(changes)} changed")
     return 0

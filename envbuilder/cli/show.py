@@ -14,6 +14,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.epilog = "example: envbuilder show base-v4"
     parser.add_argument("environment", metavar="ENV")
+    parser.add_argument(
+        "--files",
+        action="store_true",
+        help="list the built image's files, layer by layer: mode, owner, size, sha256, path",
+    )
     parser.add_argument("--json", action="store_true", help="a JSON document on stdout")
 
 
@@ -25,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
     catalog = find_catalog(Path.cwd())
     environment = catalog.environment(args.environment)
+    if args.files:
+        return _show_files(environment.name)
     lock = read_lock(catalog.lock_file(environment.name))
     if not args.json:
         rows = [(p.name, p.version, format_size(p.size), "from source" if p.build else "") for p in lock.packages]
@@ -50,4 +57,24 @@ def run(args: argparse.Namespace) -> int:
         ],
     }
     print(json.dumps(document, indent=2))
+    return 0
+
+
+def _show_files(name: str) -> int:
+    """Print every member of the image's layers, to compare with another build line by line."""
+    from envbuilder.errors import InputError
+    from envbuilder.oci.listing import listing
+    from envbuilder.store.store import Store, default_root
+    from envbuilder.store.unpack import open_layer
+
+    store = Store(default_root())
+    digest = store.find_image(name)
+    if digest is None:
+        raise InputError(f"there is no image of `{name}` on this machine", hint=f"build it: `envbuilder build {name}`")
+    image = store.image(digest)
+    for number, (layer, history) in enumerate(zip(image.manifest.layers, image.config.history, strict=True), start=1):
+        print(f"# layer {number}: {layer.digest} {history.created_by}")
+        with open_layer(store, layer) as stream:
+            for line in listing(stream):
+                print(line)
     return 0

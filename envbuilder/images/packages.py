@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -12,6 +13,7 @@ from envbuilder.oci.blob import Compression
 from envbuilder.oci.model import ImageFormatError, Layer
 from envbuilder.wheels.bytecode import Compiler
 from envbuilder.wheels.layer import layer_key, write_wheels
+from envbuilder.wheels.remembered import BytecodeCache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from envbuilder.images.layering import Group
     from envbuilder.lock.model import Package
     from envbuilder.store.store import Store
-    from envbuilder.wheels.layer import InstallPrefix, WheelFile
+    from envbuilder.wheels.layer import BytecodeOf, InstallPrefix, WheelFile
 
 _KIND = "layer"
 
@@ -75,16 +77,18 @@ class PackageLayers:
         # bytecode now and then.
         order = sorted(jobs, key=lambda job: -job.group.size)
         with report.task("layers", total) as task, Compiler(self.python, workers=cores) as compiler:
+            remembered = BytecodeCache(self.store, compiler, f"{self.python_version} {self.prefix.site_packages}")
 
             def convert(job: _Job) -> None:
-                self._write(job, compiler)
+                # A wheel that lies alone is only written again when it has changed: not worth remembering.
+                self._write(job, remembered.of if len(job.wheels) > 1 else lambda _: nullcontext(compiler))
                 task.advance(job.group.size)
 
             parallel.run_all(convert, order, workers=cores + 1)
 
-    def _write(self, job: _Job, compiler: Compiler) -> None:
+    def _write(self, job: _Job, bytecode_of: BytecodeOf) -> None:
         with self.store.writer() as blob:
-            layer = write_wheels(job.wheels, self.prefix, compiler, blob.file, self.compression)
+            layer = write_wheels(job.wheels, self.prefix, bytecode_of, blob.file, self.compression)
             blob.commit(layer.digest)
         self.store.remember(_KIND, job.key, layer.to_json())
         report.detail(f"layer {layer.digest} ({layer.size} bytes): {job.group.title}")

@@ -80,7 +80,7 @@ def unpack_layer(
     with store.lock(f"tree-{diff_id.hex}"):
         if not tree.exists():
             report.detail(f"unpacking layer {layer.digest}")
-            with _opened(store, layer, progress) as stream, atomic_folder(tree) as folder:
+            with open_layer(store, layer, progress) as stream, atomic_folder(tree) as folder:
                 writer = _TreeWriter(folder)
                 unwanted = {NAME, LANDMARK} if TOC_DIGEST in layer.annotations else set()
                 for member in stream.members():
@@ -109,7 +109,9 @@ def private_folder(path: Path) -> None:
 
 
 @contextmanager
-def _opened(store: Store, layer: Descriptor, progress: Callable[[int], None]) -> Iterator[TarStream]:
+def open_layer(
+    store: Store, layer: Descriptor, progress: Callable[[int], None] = lambda _: None
+) -> Iterator[TarStream]:
     """Open a layer, gzip, zstd or plain; turn every way in which it can be damaged into UnpackError."""
     seen = 0
 

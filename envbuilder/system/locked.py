@@ -150,7 +150,7 @@ def _fetch_by_path(plan: SystemPlan, store: Store, apt: Apt) -> None:
     gone = [package.name for package in debian.missing_packages(plan, store)]
     if gone and not could_tell:
         raise UnreachableError(
-            f"{len(gone)} locked packages of `{plan.suite}` could not be fetched",
+            f"{len(gone)} of {len(plan.packages)} locked packages of `{plan.suite}` could not be fetched",
             hint="check the machine's network, proxy and apt sources: `apt-get update`",
         )
     if gone:

@@ -1,33 +1,73 @@
 """A wheel as a source for pypa/installer whose members can be copied as the deflate streams they are.
 
-Follows the binary distribution format specification (PEP 427) and APPNOTE for ZIP. What could leave the prefix or
-mislead is refused by name: absolute paths, ``..``, symbolic links, duplicates, encrypted members.
+Follows the binary distribution format specification (PEP 427). What could leave the prefix, mislead, or fill memory is
+refused by name before a byte is installed, as far as the archive's directory tells; see ``zipread`` for what is refused
+of the ZIP itself.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import csv
+import hashlib
 import io
 import posixpath
+import re
 import stat
-import struct
-import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from installer.records import parse_record_file
+from installer.records import InvalidRecordEntry, parse_record_file
 from installer.sources import WheelSource
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from installer.utils import SCHEME_NAMES
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuilder.errors import EnvbuilderError
-from envbuilder.oci.content import CHUNK, Content, CorruptContentError, Deflated
+from envbuilder.oci.content import CHUNK, Content, CorruptContentError, Deflated, Stored
+from envbuilder.wheels import entrypoints, zipread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
+    from envbuilder.oci.digest import Digest
+    from envbuilder.wheels.zipread import Member, Source
+
+_LONGEST_NAME = 255  # bytes; Linux's NAME_MAX
+_LONGEST_PATH = 4096 - 256  # bytes; Linux's PATH_MAX, less room for the prefix
+_DEEPEST = 100  # folders
+_HASHES: Final = {"sha256": 32, "sha384": 48, "sha512": 64}  # what PEP 427 lets RECORD use -> bytes
+_READ_WHOLE = {"RECORD", "METADATA"}  # of the .dist-info folder; others that are read are a page of text
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a wheel may be. All sizes are in bytes.
+
+    ``total`` and ``ratio`` are about bombs. Members cannot overlap and deflate cannot exceed 1032:1, so what a wheel
+    inflates to is bounded by its own size, which the lock states; inflating never takes memory. A single file of zeros
+    reaches 1032:1 honestly, so members have no ratio of their own. All that remains to be refused is a wheel that would
+    fill a disk: more than ``total``, or more than ``ratio`` times its size once that is over ``floor``. The largest
+    wheels there are (2.5 GB) inflate to 6 GB, at 2:1 to 4:1.
+    """
+
+    total: int = 64 << 30
+    ratio: int = 100
+    floor: int = 16 << 30
+    #: Of members, and of folders' names that they imply.
+    members: int = 1 << 18
+    #: Of one thing that is read whole: the directory, RECORD, METADATA, a script, a Python source.
+    whole: int = 64 << 20
+    #: Of WHEEL, entry_points.txt and other pages of text.
+    page: int = 1 << 20
+    #: Of all Python sources, which wait in memory to be compiled.
+    sources: int = 1 << 30
+
+
+DEFAULT_LIMITS: Final = Limits()
 
 
 class WheelError(EnvbuilderError):
@@ -41,11 +81,15 @@ class WheelError(EnvbuilderError):
 
 
 class MemberStream(io.RawIOBase):
-    """A member's bytes as a stream, as installer wants it, with the content and RECORD row for those who know."""
+    """A member's bytes as a stream, as installer wants it, with the content for those who know.
 
-    def __init__(self, content: Content, record: tuple[str, str, str]) -> None:
+    ``record`` is its row of RECORD: path, hash, size; both of these may be empty.
+    """
+
+    def __init__(self, content: Content, record: tuple[str, str, str], name: str) -> None:
         self.content = content
         self.record = record
+        self._name = name
         self._whole: io.BytesIO | None = None
 
     def readable(self) -> bool:
@@ -61,8 +105,22 @@ class MemberStream(io.RawIOBase):
         return self._buffer().seek(offset, whence)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any writable buffer
-        """Fill a buffer. Only small members are read this way: scripts whose first line changes."""
+        """Fill a buffer. Only scripts, whose first line changes, are read this way; ``Limits.whole`` bounds them."""
         return self._buffer().readinto(buffer)
+
+    def check(self, digest: Digest) -> None:
+        """Raise CorruptContentError when RECORD names another hash than that of the bytes, whose sha256 is given."""
+        algorithm, _, stated = self.record[1].partition("=")
+        if not algorithm:
+            return
+        found = bytes.fromhex(digest.hex)
+        if algorithm != "sha256":
+            other = hashlib.new(algorithm)
+            for chunk in self.content.chunks():
+                other.update(chunk)
+            found = other.digest()
+        if _base64(stated) != found:
+            raise CorruptContentError(f"{self._name}: does not have the {algorithm} that RECORD names")
 
     def _buffer(self) -> io.BytesIO:
         if self._whole is None:
@@ -71,15 +129,22 @@ class MemberStream(io.RawIOBase):
 
 
 class WheelArchive(WheelSource):
-    """A wheel file at ``path`` whose name is ``name`` (in the store, blobs have no names). See ``open_wheel``."""
+    """A wheel whose file name is ``name`` (in the store, blobs have no names). See ``open_wheel``."""
 
-    def __init__(self, archive: zipfile.ZipFile, file: BinaryIO, name: str) -> None:
-        distribution, version, _, _ = parse_wheel_filename(name)
+    def __init__(self, source: Source, name: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        try:
+            distribution, version, _, _ = parse_wheel_filename(name)
+        except InvalidWheelFilename as error:
+            raise WheelError(name, "does not have a wheel's name") from error
         super().__init__(distribution=str(distribution), version=str(version))
         self.name = name
-        self._zip = archive
-        self._file = file
-        self._members = {info.filename: info for info in self._checked_members()}
+        self._source = source
+        self._limits = limits
+        members = zipread.read_members(source, most=limits.members, largest=limits.whole)
+        self._refuse_names(members)
+        self._members = {member.name: member for member in members if not member.name.endswith("/")}
+        self._refuse_places(members)
+        self._refuse_sizes()
 
     @cached_property
     def dist_info_dir(self) -> str:
@@ -103,114 +168,185 @@ class WheelArchive(WheelSource):
         return [name.removeprefix(start) for name in self._members if name.startswith(start)]
 
     def read_dist_info(self, filename: str) -> str:
-        """Return a text file of the .dist-info folder."""
+        """Return a text file of the .dist-info folder. Entry points are checked, since installer trusts them."""
         path = posixpath.join(self.dist_info_dir, filename)
         if path not in self._members:
             raise WheelError(self.name, f"has no {path}")
+        most = self._limits.whole if filename in _READ_WHOLE else self._limits.page
+        self._refuse_large(self._members[path], most)
         try:
-            return b"".join(self._content(self._members[path]).chunks()).decode()
+            text = b"".join(self._content(self._members[path]).chunks()).decode()
         except UnicodeDecodeError as error:
             raise WheelError(self.name, "is not UTF-8", member=path) from error
+        if filename == "entry_points.txt" and (reason := entrypoints.refusal(text)):
+            raise WheelError(self.name, reason, member=path)
+        return text
 
     def validate_record(self) -> None:
-        """Do nothing: the whole file was verified against the lock's hash when it came into the store."""
+        """Do nothing: rows are checked as files are given out, and ``MemberStream.check`` compares the hash."""
 
     def get_contents(self) -> Iterator[tuple[tuple[str, str, str], BinaryIO, bool]]:
         """Yield each file's RECORD row, stream and executable bit, in the archive's order.
 
-        Bytecode that a wheel brings along is passed over, as installer does: it may not be that of its source.
+        Bytecode that a wheel brings along is passed over, as installer does: it may not be that of its source. So is
+        INSTALLER, which who installs writes. Files that RECORD does not name are installed, as pip does, and named in
+        the RECORD that is written.
         """
-        rows = {row[0]: row for row in parse_record_file(self.read_dist_info("RECORD").splitlines())}
-        for name, info in self._members.items():
-            if "__pycache__" in name.split("/")[:-1]:
+        rows = self._rows()
+        for name, member in self._members.items():
+            if "__pycache__" in name.split("/")[:-1] or name == f"{self.dist_info_dir}/INSTALLER":
                 continue
             record = rows.get(name, (name, "", ""))
-            mode = info.external_attr >> 16
-            stream = cast("BinaryIO", MemberStream(self._content(info), record))
-            yield record, stream, bool(stat.S_ISREG(mode) and mode & 0o111)
+            stream = cast("BinaryIO", MemberStream(self._content(member), record, f"{self.name}: {name}"))
+            yield record, stream, bool(stat.S_ISREG(member.mode) and member.mode & 0o111)
 
-    def _checked_members(self) -> Iterator[zipfile.ZipInfo]:
-        seen: set[str] = set()
-        for info in self._zip.infolist():
-            name = info.filename
-            if name.endswith("/"):
-                continue
-            if name.startswith(("/", "..")) or posixpath.normpath(name) != name or "\\" in name:
-                raise WheelError(self.name, "leaves the installation prefix", member=name)
-            if any(ord(character) < 32 for character in name):
-                raise WheelError(self.name, "has a control character in its name", member=name)
-            if stat.S_ISLNK(info.external_attr >> 16):
-                raise WheelError(self.name, "is a symbolic link", member=name)
-            if info.flag_bits & 0x1:
-                raise WheelError(self.name, "is encrypted", member=name)
-            if name in seen:
-                raise WheelError(self.name, "is there twice", member=name)
-            seen.add(name)
-            yield info
-
-    def _content(self, info: zipfile.ZipInfo) -> Content:
-        if info.compress_type == zipfile.ZIP_DEFLATED:
-            where = f"{self.name}: {info.filename}"
-            return Deflated(where, info.file_size, info.CRC, lambda: self._raw(info))
-        return _ZipContent(self._zip, info, self.name)
-
-    def _raw(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
-        """Yield a member's compressed bytes. Its data begins after the local header, whose name and extra may differ."""
-        self._file.seek(info.header_offset)
-        header = self._file.read(_LOCAL_HEADER.size)
-        if len(header) != _LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
-            raise CorruptContentError(f"{self.name}: {info.filename}: has no local header")
-        _, name_size, extra_size = _LOCAL_HEADER.unpack(header)
-        position = info.header_offset + _LOCAL_HEADER.size + name_size + extra_size
-        left = info.compress_size
-        while left:
-            # Positioned anew each time: another member may be read between two pieces.
-            self._file.seek(position)
-            data = self._file.read(min(left, CHUNK))
-            if not data:
-                raise CorruptContentError(f"{self.name}: {info.filename}: the archive ends too early")
-            position += len(data)
-            left -= len(data)
-            yield data
-
-
-@dataclass(frozen=True)
-class _ZipContent:
-    """A member that is not deflated: stored, or compressed in a way gzip does not know."""
-
-    archive: zipfile.ZipFile
-    info: zipfile.ZipInfo
-    wheel: str
-
-    @property
-    def size(self) -> int:
-        return self.info.file_size
-
-    def chunks(self) -> Iterator[bytes]:
-        seen = 0
+    def _rows(self) -> dict[str, tuple[str, str, str]]:
+        """Return RECORD's rows (PEP 376) of the members there are, by name."""
+        text = self.read_dist_info("RECORD")
+        rows = {}
         try:
-            with self.archive.open(self.info) as stream:
-                while data := stream.read(CHUNK):
-                    seen += len(data)
-                    yield data
-        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-            raise CorruptContentError(f"{self.wheel}: {self.info.filename}: {error}") from error
-        if seen != self.size:
-            raise CorruptContentError(f"{self.wheel}: {self.info.filename}: has {seen} bytes instead of {self.size}")
+            for row in parse_record_file(io.StringIO(text, newline="")):
+                if member := self._members.get(row[0]):
+                    self._refuse_row(member, row)
+                    rows[row[0]] = row
+        except (csv.Error, InvalidRecordEntry) as error:
+            raise WheelError(self.name, f"is malformed: {error}", member=f"{self.dist_info_dir}/RECORD") from error
+        return rows
+
+    def _refuse_row(self, member: Member, row: tuple[str, str, str]) -> None:
+        _, stated, size = row
+        if member.name == f"{self.dist_info_dir}/RECORD":
+            return
+        algorithm, _, value = stated.partition("=")
+        if stated and len(_base64(value)) != _HASHES.get(algorithm, -1):
+            raise WheelError(self.name, f"has no hash in RECORD that is accepted: {stated[:80]!r}", member=member.name)
+        if size and size != str(member.size):
+            reason = f"has {member.size} bytes, not the {size[:20]!r} that RECORD states"
+            raise WheelError(self.name, reason, member=member.name)
+
+    def _refuse_names(self, members: Iterable[Member]) -> None:
+        seen: set[str] = set()
+        for member in members:
+            reason = _name_refusal(member.name.removesuffix("/")) or _type_refusal(member)
+            if reason is None and member.name in seen:
+                reason = "is there twice"
+            if reason is not None:
+                raise WheelError(self.name, reason, member=member.name)
+            seen.add(member.name)
+
+    def _refuse_places(self, members: Iterable[Member]) -> None:
+        """Refuse what does not say where it goes, or goes where another member goes or needs a folder."""
+        files: dict[str, str] = {}
+        folders: set[str] = set()
+        room = self._limits.whole
+        for member in members:
+            place = self._place(member.name)
+            if place in files:
+                raise WheelError(self.name, f"lands where {files[place]!r} does", member=member.name)
+            if not place.endswith("/"):
+                files[place] = member.name
+            folder = posixpath.dirname(place)
+            while folder not in folders:
+                folders.add(folder)
+                room -= len(folder)
+                folder = posixpath.dirname(folder)
+            if room < 0:
+                raise WheelError(self.name, "has more folders than are accepted")
+        for place in sorted(files.keys() & folders):
+            raise WheelError(self.name, "is both a file and a folder", member=files[place])
+
+    def _place(self, name: str) -> str:
+        """Return the scheme that a member is installed in and its path there; both libraries are one folder."""
+        top, _, rest = name.partition("/")
+        if top != self.data_dir or rest == "":
+            if name == self.data_dir:
+                raise WheelError(self.name, "is a file where a folder is meant", member=name)
+            return f"site/{name}"
+        scheme, _, path = rest.partition("/")
+        if not name.endswith("/") and (scheme not in SCHEME_NAMES or not path):
+            raise WheelError(self.name, f"is not in a folder of {', '.join(SCHEME_NAMES)}", member=name)
+        return f"{'site' if scheme in {'purelib', 'platlib'} else scheme}/{path}"
+
+    def _refuse_sizes(self) -> None:
+        total = sources = 0
+        for member in self._members.values():
+            total += member.size
+            if member.name.endswith(".py"):
+                sources += member.size
+            if member.name.endswith(".py") or member.name.startswith(f"{self.data_dir}/scripts/"):
+                self._refuse_large(member, self._limits.whole)
+        if total > self._limits.total or total > max(self._limits.floor, self._limits.ratio * self._source.size):
+            raise WheelError(self.name, f"inflates from {self._source.size} to {total} bytes, more than is accepted")
+        if sources > self._limits.sources:
+            raise WheelError(self.name, f"has {sources} bytes of Python sources, more than is accepted")
+
+    def _refuse_large(self, member: Member, most: int) -> None:
+        if member.size > most:
+            reason = f"has {member.size} bytes, more than the {most} that are accepted of its kind"
+            raise WheelError(self.name, reason, member=member.name)
+
+    def _content(self, member: Member) -> Content:
+        kind = Deflated if member.method == zipread.DEFLATED else Stored
+        return kind(f"{self.name}: {member.name}", member.size, member.crc32, lambda: self._raw(member))
+
+    def _raw(self, member: Member) -> Iterator[bytes]:
+        """Yield a member's bytes as they lie in the archive."""
+        end = member.offset + member.packed
+        for position in range(member.offset, end, CHUNK):
+            yield self._source.read(position, min(CHUNK, end - position))
+
+
+def _name_refusal(name: str) -> str | None:
+    """Return why a member may not have a name (a folder's without its slash), or None when it may.
+
+    Names that differ in case alone are fine: images are Linux. So are spaces and dots at the end.
+    """
+    parts = name.split("/")
+    if ".." in parts or name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
+        return "leaves the installation prefix"
+    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in name):
+        return "has a control character in its name"
+    if name == "." or posixpath.normpath(name) != name:
+        return "has a name that is not a plain path"
+    if len(parts) > _DEEPEST or len(name.encode()) > _LONGEST_PATH:
+        return "has a path that is too long"
+    if any(len(part.encode()) > _LONGEST_NAME for part in parts):
+        return f"has a name longer than {_LONGEST_NAME} bytes"
+    return None
+
+
+def _type_refusal(member: Member) -> str | None:
+    """Return why a member may not be of its type, or None. Archives made on Windows state none."""
+    if stat.S_ISLNK(member.mode):
+        return "is a symbolic link"
+    if member.name.endswith("/"):
+        return "is a folder that holds bytes" if member.size else None
+    if stat.S_IFMT(member.mode) not in {0, stat.S_IFREG}:
+        return "is neither a file nor a folder"
+    if posixpath.basename(member.name) == "__pycache__":
+        return "has the name of the folder that bytecode is written to"
+    return None
+
+
+def _base64(text: str) -> bytes:
+    """Decode base64 for URLs with or without padding; empty when it is none."""
+    try:
+        return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return b""
 
 
 @contextmanager
-def open_wheel(path: Path, name: str) -> Iterator[WheelArchive]:
+def open_wheel(path: Path, name: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[WheelArchive]:
     """Open the wheel ``name`` that lies at ``path``.
 
     Raises:
-        WheelError: it is no ZIP archive, or holds a member that is refused.
+        WheelError: it is no ZIP archive, or one that is refused, or holds a member that is.
 
     """
     with path.open("rb") as file:
         try:
-            archive = zipfile.ZipFile(file)
-        except zipfile.BadZipFile as error:
-            raise WheelError(name, f"is not a ZIP archive: {error}") from error
-        with archive, path.open("rb") as raw:
-            yield WheelArchive(archive, raw, name)
+            archive = WheelArchive(zipread.Source.of(file), name, limits)
+        except zipread.ZipError as error:
+            raise WheelError(name, error.reason, member=error.member) from error
+        yield archive

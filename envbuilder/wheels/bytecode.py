@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 import subprocess
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Protocol, Self
 
 from envbuilder.errors import EnvbuilderError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from types import TracebackType
 
 _PROGRAM = Path(__file__).with_name("_compile.py")
@@ -101,3 +100,10 @@ def _open(pipe: IO[bytes] | None) -> IO[bytes]:
     if pipe is None:
         raise CompilerError("the bytecode compiler has no pipe")
     return pipe
+
+
+class SourceCompiler(Protocol):
+    """What compiles the sources of one wheel: ``Compiler``, or what was compiled before."""
+
+    def submit(self, path: str, source: bytes) -> Future[bytes]:
+        """See ``Compiler.submit``."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import posixpath
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import installer
 from installer.destinations import WheelDestination
@@ -23,6 +25,7 @@ from envbuilder.oci.layer import File, LayerWriter, revision
 from envbuilder.oci.model import canonical_json
 from envbuilder.wheels import bytecode
 from envbuilder.wheels.archive import MemberStream, WheelArchive, WheelError, open_wheel
+from envbuilder.wheels.bytecode import SourceCompiler
 
 if TYPE_CHECKING:
     import os
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
 
     from envbuilder.oci.content import Content
     from envbuilder.oci.model import Layer
-    from envbuilder.wheels.bytecode import Compiler
 
 #: Enters layer keys: whatever changes the bytes must change this.
 REVISION = "wheels 2"
+
+
+#: Gives a compiler for the sources of the wheel with this digest (``bytecode.BytecodeCache.of``).
+BytecodeOf: TypeAlias = Callable[[Digest], AbstractContextManager[SourceCompiler]]
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,13 @@ def layer_key(
 def write_wheels(
     wheels: Sequence[WheelFile],
     prefix: InstallPrefix,
-    compiler: Compiler,
+    bytecode_of: BytecodeOf | None,
     out: BinaryIO,
     compression: Compression = Compression.GZIP,
 ) -> Layer:
     """Install wheels, in the order given, into one layer written to ``out``.
+
+    ``bytecode_of`` gives a compiler for the sources of a wheel; without it the layer holds no bytecode.
 
     Raises:
         WheelError: a wheel is malformed, or holds a path that is refused.
@@ -107,7 +115,8 @@ def write_wheels(
     """
     writer = LayerWriter(out, compression)
     for wheel in wheels:
-        with open_wheel(wheel.path, wheel.name) as source:
+        compiling = bytecode_of(wheel.digest) if bytecode_of is not None else nullcontext()
+        with open_wheel(wheel.path, wheel.name) as source, compiling as compiler:
             try:
                 installer.install(
                     source, _Destination(writer, source, prefix, compiler), {"INSTALLER": b"envbuilder\n"}
@@ -120,7 +129,9 @@ def write_wheels(
 class _Destination(WheelDestination):
     """Takes what installer installs and writes it as entries of a layer."""
 
-    def __init__(self, writer: LayerWriter, source: WheelArchive, prefix: InstallPrefix, compiler: Compiler) -> None:
+    def __init__(
+        self, writer: LayerWriter, source: WheelArchive, prefix: InstallPrefix, compiler: SourceCompiler | None
+    ) -> None:
         self._writer = writer
         self._source = source
         self._interpreter = prefix.interpreter
@@ -143,7 +154,7 @@ class _Destination(WheelDestination):
                 return self._write(scheme, name, Bytes(fixed.read()), executable=True)
         if not isinstance(stream, MemberStream):
             return self._write(scheme, name, Bytes(stream.read()), executable=is_executable)
-        if name.endswith(".py") and scheme in {"purelib", "platlib"}:
+        if self._compiler is not None and name.endswith(".py") and scheme in {"purelib", "platlib"}:
             source = b"".join(stream.content.chunks())
             self._compiling.append((name, self._compiler.submit(f"/{self._scheme[scheme]}/{name}", source)))
         return self._write(scheme, name, stream.content, executable=is_executable)

@@ -13,7 +13,7 @@ import os
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from envbuilder.errors import EnvbuilderError
 
@@ -50,6 +50,11 @@ class Source:
 
     descriptor: int
     size: int
+
+    @classmethod
+    def of(cls, file: BinaryIO) -> Source:
+        """Return the source that reads from an open file; the caller keeps it open."""
+        return cls(file.fileno(), os.fstat(file.fileno()).st_size)
 
     def read(self, offset: int, size: int) -> bytes:
         """Return exactly ``size`` bytes; raise ZipError when they do not lie inside the file."""
@@ -188,7 +193,9 @@ def _header(fields: Sequence[int], raw_name: bytes, raw_extra: bytes) -> _Header
     flags, method, crc32, packed, size = fields[3], fields[4], *fields[7:10]
     name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437", "replace")  # for errors, until it is known to be good
     extra = _extra(raw_extra, name)
-    size, packed, offset, disk = _wide(extra, [(size, _MAX32), (packed, _MAX32), (fields[16], _MAX32), (fields[13], _MAX16)], name)
+    size, packed, offset, disk = _wide(
+        extra, [(size, _MAX32), (packed, _MAX32), (fields[16], _MAX32), (fields[13], _MAX16)], name
+    )
     name = _name(raw_name, flags, extra, name)
     if flags & (_ENCRYPTED | _STRONG | _MASKED):
         raise ZipError("is encrypted", member=name)
@@ -256,7 +263,7 @@ def _data_offset(source: Source, header: _Header, end: int) -> int:
     signature, _, flags, method, _, _, crc32, packed, size, name_size, extra_size = fields
     if signature != b"PK\3\4":
         raise ZipError("has no local header", member=header.name)
-    data = begin + name_size + extra_size
+    data: int = begin + name_size + extra_size
     if data + header.packed > end:
         raise ZipError("overlaps what comes after it", member=header.name)
     rest = source.read(begin, name_size + extra_size)
@@ -273,7 +280,9 @@ def _data_offset(source: Source, header: _Header, end: int) -> int:
             raise ZipError("has another size or CRC-32 in its local header", member=header.name)
         if gap:
             raise ZipError("is followed by bytes that belong to no member", member=header.name)
-    elif any(value not in {0, true} for value, true in zip(found, stated, strict=True)) or gap not in _descriptors(stated):
+    elif any(value not in {0, true} for value, true in zip(found, stated, strict=True)) or gap not in _descriptors(
+        stated
+    ):
         raise ZipError("has another size or CRC-32 in its local header or data descriptor", member=header.name)
     return data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuilder.system.sources import Source, machine_sources, parse_lines, parse_stanzas
+from envbuilder.system.sources import Source, archives, machine_sources, parse_lines, parse_stanzas
 
 STANZAS = """\
 # The distribution's.
@@ -61,3 +61,16 @@ def test_files_that_apt_does_not_read_do_not_count(tmp_path):
 
 def test_a_machine_without_sources(tmp_path):
     assert machine_sources(tmp_path) == ()
+
+
+def test_where_files_of_an_archive_can_be_asked_for(tmp_path):
+    mirrors = tmp_path / "mirrors.txt"
+    mirrors.write_text("# near ones\nhttp://a.example/debian/\tpriority:1\n\nhttp://b.example/debian\n")
+
+    def of(uri: str) -> list[str]:
+        return list(archives(Source(uri, "duck", ("main",))))
+
+    assert of("http://a.example/debian") == ["http://a.example/debian"]
+    assert of("file:/srv/debian") == ["copy:/srv/debian"]
+    assert of(f"mirror+file:{mirrors}") == ["http://a.example/debian/", "http://b.example/debian"]
+    assert of("mirror+file:/nowhere") == of("mirror://c.example/list") == of("cdrom:[Debian]/") == []

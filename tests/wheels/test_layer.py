@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from envbuilder.oci.content import CorruptContentError
+from envbuilder.store.store import Store
 from envbuilder.wheels.archive import WheelError
 from envbuilder.wheels.bytecode import Compiler
 from envbuilder.wheels.layer import InstallPrefix, WheelFile, layer_key, write_wheels
+from envbuilder.wheels.remembered import BytecodeCache
 from tests.wheelmaker import Made, Member, make_wheel, make_zip
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ def layer_of(
     wheels: list[Made], folder: Path, compiler: Compiler
 ) -> tuple[str, dict[str, tarfile.TarInfo], tarfile.TarFile]:
     out = io.BytesIO()
-    layer = write_wheels([wheel_file(w, folder) for w in wheels], PREFIX, compiler, out)
+    layer = write_wheels([wheel_file(w, folder) for w in wheels], PREFIX, lambda _: nullcontext(compiler), out)
     tar = tarfile.open(fileobj=io.BytesIO(gzip.decompress(out.getvalue())))  # noqa: SIM115
     return str(layer.digest), {m.name: m for m in tar}, tar
 
@@ -130,6 +133,21 @@ def test_bytecode_does_not_depend_on_what_was_compiled_before():
     forwards, backwards = compile_in(sorted(sources)), compile_in(sorted(sources, reverse=True))
     assert forwards == backwards
     assert compile_in(["enum"])["enum"] == forwards["enum"]
+
+
+def test_remembered_bytecode_is_used_and_is_the_same(tmp_path: Path):
+    store = Store(tmp_path / "store")
+    wheel = wheel_file(make_wheel("thing", files={"thing.py": "x = 1\n", "no.py": "print 'no'\n"}), tmp_path)
+    layers = []
+    for python in (Path(sys.executable), Path("/no/such/python")):  # the second one must not be needed
+        with Compiler(python, workers=1) as compiler:
+            remembered = BytecodeCache(store, compiler, "3.x /opt/env")
+            layers.append(write_wheels([wheel], PREFIX, remembered.of, io.BytesIO()))
+    assert layers[0] == layers[1]
+    with Compiler(Path(sys.executable), workers=1) as compiler:
+        assert write_wheels([wheel], PREFIX, lambda _: nullcontext(compiler), io.BytesIO()) == layers[0]
+        other = BytecodeCache(store, compiler, "another scope")
+        assert write_wheels([wheel], PREFIX, other.of, io.BytesIO()) == layers[0]
 
 
 def test_same_wheels_same_digest_wherever_they_lie(tmp_path: Path, compiler: Compiler):

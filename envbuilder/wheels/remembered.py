@@ -1,0 +1,97 @@
+"""Bytecode that was compiled before: a bucket whose one package changed is written again, but not compiled again."""
+
+from __future__ import annotations
+
+import json
+import struct
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zstandard
+
+from envbuilder.oci.digest import Digest
+from envbuilder.oci.model import canonical_json
+from envbuilder.store.store import BlobMismatchError, NotInStoreError
+from envbuilder.wheels.bytecode import REVISION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from envbuilder.store.store import Store
+    from envbuilder.wheels.bytecode import Compiler, SourceCompiler
+
+_KIND = "bytecode"
+
+
+@dataclass(frozen=True)
+class BytecodeCache:
+    """Remembers the bytecode of whole wheels in a store.
+
+    When one package of a bucket changes, the bucket's other wheels are written again, but not compiled again.
+    ``scope`` says for which interpreter and prefix.
+    """
+
+    store: Store
+    compiler: Compiler
+    scope: str
+
+    @contextmanager
+    def of(self, wheel: Digest) -> Iterator[SourceCompiler]:
+        """Give a compiler for the sources of one wheel; what it compiles is remembered when the block ends well."""
+        key = f"{REVISION} {self.scope} {wheel}"
+        known = self._load(key)
+        if known is not None:
+            yield _Known(known)
+            return
+        recorder = _Recorder(self.compiler)
+        yield recorder
+        digest = self.store.put(_pack({path: future.result() for path, future in recorder.submitted.items()}))
+        self.store.remember(_KIND, key, {"digest": str(digest)})
+
+    def _load(self, key: str) -> Mapping[str, bytes] | None:
+        match self.store.recall(_KIND, key):
+            case {"digest": str(text)}:
+                with suppress(NotInStoreError, BlobMismatchError, ValueError):
+                    return _unpack(self.store.read(Digest.parse(text)))
+            case _:
+                pass
+        return None
+
+
+class _Known:
+    def __init__(self, compiled: Mapping[str, bytes]) -> None:
+        self._compiled = compiled
+
+    def submit(self, path: str, source: bytes) -> Future[bytes]:  # noqa: ARG002 (the wheel's digest vouches for it)
+        future: Future[bytes] = Future()
+        future.set_result(self._compiled[path])
+        return future
+
+
+class _Recorder:
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self.submitted: dict[str, Future[bytes]] = {}
+
+    def submit(self, path: str, source: bytes) -> Future[bytes]:
+        future = self.submitted[path] = self._compiler.submit(path, source)
+        return future
+
+
+def _pack(compiled: Mapping[str, bytes]) -> bytes:
+    """Return many .pyc as one blob: the sizes as JSON behind their length, then the bytes, compressed."""
+    sizes = canonical_json([[path, len(data)] for path, data in compiled.items()])
+    plain = struct.pack(">L", len(sizes)) + sizes + b"".join(compiled.values())
+    return zstandard.ZstdCompressor(level=1).compress(plain)
+
+
+def _unpack(blob: bytes) -> Mapping[str, bytes]:
+    plain = zstandard.ZstdDecompressor().decompress(blob)
+    (length,) = struct.unpack_from(">L", plain)
+    position, compiled = 4 + length, {}
+    for path, size in json.loads(plain[4:position]):
+        compiled[path] = plain[position : position + size]
+        position += size
+    return compiled
