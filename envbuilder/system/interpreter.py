@@ -8,7 +8,7 @@ import posixpath
 import shutil
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
 from envbuilder import parallel, report
@@ -21,12 +21,12 @@ from envbuilder.oci.layer import Directory, Entry, File, Symlink
 from envbuilder.oci.model import Layer, canonical_json
 from envbuilder.run import run
 from envbuilder.system.elf import MAGIC
-from envbuilder.system.pythons import Interpreter, find_interpreter, fingerprint
+from envbuilder.system.pythons import Interpreter, find_interpreter, stamp
 from envbuilder.system.pythontree import Picked, carried, check_glibc, pick
 from envbuilder.system.relocate import Move, blot_out, parse_variables, rewrite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from envbuilder.store.store import Store
@@ -35,6 +35,7 @@ __all__ = ["Compiler", "Interpreter", "find_interpreter", "interpreter_layer"]
 
 #: Enters the layer's key: whatever in this room changes the bytes must change this.
 REVISION = "python 1"
+_LOADER_CACHE = Path("/etc/ld.so.cache")  # decides which libraries of this machine are taken along
 
 
 class Compiler(Protocol):
@@ -68,8 +69,8 @@ def interpreter_layer(
     """Return the layer that holds the interpreter at ``prefix`` (``/opt/python``); made only when it is not known.
 
     Its bytes are a function of the bytes of the files taken, the prefix and the revisions, not of where they lay.
-    An interpreter whose program and library are unchanged since it was last taken is not read again. ``glibc`` is the
-    base's version: what is copied must not need a newer one. Without a compiler the layer holds no bytecode.
+    When all of them have the size and the times that they had when they were last taken, none is read again. ``glibc``
+    is the base's version: what is copied must not need a newer one. Without a compiler the layer holds no bytecode.
 
     Raises:
         HostError: it needs a newer glibc.
@@ -79,12 +80,12 @@ def interpreter_layer(
     if interpreter.kind == "base":
         raise InputError("the base's own interpreter is not copied, and has no layer")
     job = _Job(interpreter, prefix, compiler)
-    stamp = canonical_json([fingerprint(interpreter), job.envelope, glibc]).decode()
-    key = store.recall("interpreter-layer", stamp)
-    if isinstance(key, str) and (known := _known(store, key)) is not None:
-        return known
+    asked = canonical_json([str(interpreter.executable), str(interpreter.prefix), job.envelope, glibc]).decode()
+    if (unchanged := _unchanged(store, asked)) is not None:
+        return unchanged
     files, links = pick(interpreter.prefix, interpreter.minor)
     files += carried(files, interpreter.prefix)
+    stamps = _stamps(interpreter, files)
     if glibc is not None:
         check_glibc(files, glibc)
     key = _key(job, files, links.items())
@@ -92,8 +93,23 @@ def interpreter_layer(
     if layer is None:
         layer = _make(job, files, links.items(), store)
         store.remember("layer", key, layer.to_json())
-    store.remember("interpreter-layer", stamp, key)
+    store.remember("interpreter-layer", asked, {"key": key, "stamps": stamps})
     return layer
+
+
+def _stamps(interpreter: Interpreter, files: Iterable[Picked]) -> Mapping[str, Sequence[int] | None]:
+    """Return what tells whether the files would be the same now: their stamps, and those of what chose them."""
+    folders = {folder for file in files for folder in PurePosixPath(file.path).parents}
+    paths = {file.source for file in files} | {interpreter.prefix / folder for folder in folders} | {_LOADER_CACHE}
+    return {str(path): stamp(path) for path in sorted(paths)}
+
+
+def _unchanged(store: Store, asked: str) -> Layer | None:
+    """Return the layer made before, if nothing that it was made from has changed."""
+    known = store.recall("interpreter-layer", asked)
+    if not isinstance(known, dict) or any(stamp(path) != was for path, was in known["stamps"].items()):
+        return None
+    return _known(store, known["key"])
 
 
 def _known(store: Store, key: str) -> Layer | None:

@@ -103,6 +103,10 @@ def find_interpreter(
         if found is not None:
             for line in tried:
                 report.detail(line)
+            if tried and kind != kinds[0]:
+                report.step(
+                    f"{tried[0].partition(': ')[2]}; Python {found.version} from {found.prefix} is used instead"
+                )
             _remember(store, key, found)
             return found
     raise NoInterpreterError(minor, tried)
@@ -136,7 +140,7 @@ def _install(minor: str, store: Store, env: Mapping[str, str], tried: list[str])
     key = f"{minor} {env.get('UV_PYTHON_INSTALL_MIRROR', '')}"
     failure = store.recall("managed-python", key)
     if failure and 0 <= time.time() - failure["time"] < RETRY:
-        tried.append(f"managed: not tried again so soon after: {failure['reason']}")
+        tried.append(f"managed: uv's standalone Python was out of reach a short while ago: {failure['reason']}")
         return False
     report.step(f"Fetching uv's standalone Python {minor}")
     try:
@@ -238,25 +242,30 @@ def _recall(store: Store, key: str) -> Interpreter | None:
     if not isinstance(known, dict) or not 0 <= time.time() - known["time"] < RETRY:
         return None
     found = Interpreter(known["kind"], known["version"], Path(known["executable"]), Path(known["prefix"]))
-    return found if known["stamp"] == fingerprint(found) else None
+    return found if known["stamp"] == _fingerprint(found) else None
 
 
 def _remember(store: Store, key: str, found: Interpreter) -> None:
     where = {"executable": str(found.executable), "prefix": str(found.prefix)}
-    when = {"stamp": fingerprint(found), "time": int(time.time())}
+    when = {"stamp": _fingerprint(found), "time": int(time.time())}
     store.remember("interpreter", key, {"kind": found.kind, "version": found.version, **where, **when})
 
 
-def fingerprint(interpreter: Interpreter) -> list[list[Any]]:
-    """Return what tells cheaply whether an interpreter on this machine was exchanged: its files' times and sizes."""
+def _fingerprint(interpreter: Interpreter) -> list[list[Any]]:
+    """Return what tells cheaply whether an interpreter that was found is another one now: stamps of what starts it."""
     if interpreter.kind == "base":
         return []
     libraries = sorted((interpreter.prefix / "lib").glob(f"libpython{interpreter.minor}*.so*"))
-    stamps = []
-    for path in (interpreter.executable, *libraries):
-        try:
-            facts = path.stat()
-        except OSError:
-            return [[str(path), "gone"]]
-        stamps.append([str(path), facts.st_mtime_ns, facts.st_size])
-    return stamps
+    return [[str(path), stamp(path)] for path in (interpreter.executable, *libraries)]
+
+
+def stamp(path: str | Path) -> list[int] | None:
+    """Return what changes whenever a file's bytes do (size, times, number), or a folder's entries; None if it is gone.
+
+    The time of change is not at anyone's disposal, as that of modification is: tools set it, and keep it when copying.
+    """
+    try:
+        facts = os.stat(path)  # noqa: PTH116 (asked a thousand times: a Path would double what it takes)
+    except OSError:
+        return None
+    return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]

@@ -72,7 +72,7 @@ def archives(source: Source) -> Iterator[str]:
     """
     method, _, rest = source.uri.partition(":")
     if method == "mirror+file":
-        lines = Path(rest).read_text(encoding="utf-8").splitlines() if Path(rest).exists() else []
+        lines = Path(rest).read_text(encoding="utf-8").splitlines() if Path(rest).is_file() else []
         yield from (line.split()[0] for line in lines if line.strip() and not line.startswith("#"))
     elif method == "file":
         yield f"copy:{rest}"  # of file: apt only makes links

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -32,7 +35,9 @@ needs_movable = pytest.mark.skipif(
 
 def environ(**names: str) -> dict[str, str]:
     """Return an environment in which nothing but what is named is to be found, and no network is waited for."""
-    return {"PATH": "", "HOME": "/nowhere", "PYENV_ROOT": "/nowhere", "UV_OFFLINE": "1", **names}
+    # uv makes folders in a home of which it could make one: /dev/null is none.
+    nowhere = {"HOME": "/dev/null", "PYENV_ROOT": "/dev/null", "UV_NO_CACHE": "1", "UV_OFFLINE": "1"}
+    return {"PATH": "", **nowhere, **names}
 
 
 def program(folder: Path, text: str) -> Path:
@@ -84,10 +89,15 @@ def test_a_managed_one_that_is_there_is_preferred(tmp_path):
 
 
 @needs_movable
-def test_a_failed_download_falls_through_and_is_remembered(tmp_path):
+def test_a_failed_download_falls_through_and_is_remembered(tmp_path, caplog):
     store = Store(tmp_path / "store")
     env = environ(ENVBUILDER_PYTHON=sys.executable, UV_PYTHON_INSTALL_DIR=str(tmp_path / "none"))
-    assert find_interpreter(MINOR, ["managed", "host"], store, environ=env).kind == "host"
+    with caplog.at_level(logging.INFO):
+        assert find_interpreter(MINOR, ["managed", "host"], store, environ=env).kind == "host"
+    fetching, instead = (record.getMessage() for record in caplog.records)
+    assert fetching == f"Fetching uv's standalone Python {MINOR}"
+    assert instead.startswith("uv's standalone Python is out of reach: ")
+    assert instead.endswith(f"from {BASE} is used instead")
     (failure,) = (store.root / "known" / "managed-python").iterdir()
     assert json.loads(failure.read_text())["reason"]
 
@@ -229,11 +239,30 @@ def test_same_files_same_bytes_wherever_they_lay(tmp_path):
 def test_an_unchanged_interpreter_is_not_read_again_and_a_changed_one_is(tmp_path):
     store, small = Store(tmp_path / "store"), small_python(tmp_path / "py")
     layer = interpreter_layer(small, "/opt/py", store)
-    source = small.prefix / "lib" / f"python{MINOR}" / "os.py"
-    source.unlink()
+    begin = time.perf_counter()
     assert interpreter_layer(small, "/opt/py", store) == layer
-    small.executable.touch()
-    assert interpreter_layer(small, "/opt/py", store) != layer
+    assert time.perf_counter() - begin < 0.02
+    source = small.prefix / "lib" / f"python{MINOR}" / "os.py"
+    before = source.stat()
+    source.write_bytes(source.read_bytes().replace(b"import", b"pmiort", 1))
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = interpreter_layer(small, "/opt/py", store)
+    assert changed != layer, "neither its size nor the time of its modification tells that it is another file"
+    source.with_name("added.py").touch()
+    assert interpreter_layer(small, "/opt/py", store) not in {layer, changed}
+    source.with_name("added.py").unlink()
+    source.write_bytes(source.read_bytes().replace(b"pmiort", b"import", 1))
+    assert interpreter_layer(small, "/opt/py", store) == layer
+
+
+@needs_movable
+def test_the_libraries_taken_along_are_watched_too(tmp_path):
+    store = Store(tmp_path / "store")
+    interpreter_layer(small_python(tmp_path / "py"), "/opt/py", store)
+    (known,) = (store.root / "known" / "interpreter-layer").iterdir()
+    watched = json.loads(known.read_text())["stamps"]
+    assert [path for path in watched if Path(path).name.startswith("liblzma")]
+    assert all(path.startswith((str(tmp_path / "py"), "/usr/", "/lib/", "/etc/ld.so")) for path in watched)
 
 
 def test_a_newer_glibc_than_the_bases_is_refused():

@@ -73,4 +73,4 @@ def test_where_files_of_an_archive_can_be_asked_for(tmp_path):
     assert of("http://a.example/debian") == ["http://a.example/debian"]
     assert of("file:/srv/debian") == ["copy:/srv/debian"]
     assert of(f"mirror+file:{mirrors}") == ["http://a.example/debian/", "http://b.example/debian"]
-    assert of("mirror+file:/nowhere") == of("mirror://c.example/list") == of("cdrom:[Debian]/") == []
+    assert of("mirror+file:/nowhere/mirrors") == of("mirror://c.example/list") == of("cdrom:[Debian]/") == []

@@ -1,0 +1,57 @@
+"""Run many commands, two at a time, each in a process of its own, and tell what became of each. Runs inside an image.
+
+Usage: ``attempts.py FILE OUT``. FILE is JSON: ``[[name, [word, ...], seconds], ...]``. OUT becomes JSON: a list of
+``{"name", "code", "seconds", "output"}`` in the same order; ``code`` is null for a command that was still running after
+its seconds and was killed, negative for one that a signal ended; ``output`` is the end of what it wrote.
+Stand-alone: needs nothing but Python's standard library.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+WORKERS = 2
+TAIL = 4000
+
+
+def attempt(job: tuple[str, list[str], float]) -> dict[str, object]:
+    """Run one command without a terminal or input; what it started is killed with it."""
+    name, words, limit = job
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        code: int | None
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        size = out.seek(0, os.SEEK_END)
+        out.seek(max(0, size - TAIL))
+        output = out.read().decode("utf-8", "replace")
+    return {"name": name, "code": code, "seconds": round(time.monotonic() - start, 1), "output": output}
+
+
+def main(source: str, target: str) -> None:
+    """Run all commands of a file."""
+    with open(source, encoding="utf-8") as file:
+        jobs = json.load(file)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        done = list(pool.map(attempt, jobs))
+    with open(target, "w", encoding="utf-8") as file:
+        json.dump(done, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
