@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import limit, ours, peers
-from benchmarks.measure import Runner, machine
+from benchmarks.measure import CommandFailedError, Runner, machine
 from benchmarks.results import Results, Side, Step, detail_table, facts_table, main_table, median
 from benchmarks.wheelset import SIZES, closure
 from envbuilder.atomic import atomic_file
+from envbuilder.errors import EnvbuilderError
 from envbuilder.lock.files import read_lock
 from envbuilder.spec.recipe import read_recipe
 from envbuilder.store.store import Store, default_root
@@ -64,7 +65,13 @@ class Bench:
 
 def main() -> None:
     """Check, measure, print."""
-    args = _arguments()
+    try:
+        _main(_arguments())
+    except (CommandFailedError, EnvbuilderError) as error:
+        raise SystemExit(str(error)) from error
+
+
+def _main(args: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     lock = read_lock(LOCK)
     size = SIZES[args.size]

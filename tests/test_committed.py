@@ -17,6 +17,8 @@ from envbuilder.lock.drift import drift
 from envbuilder.lock.files import format_lock, read_lock
 from envbuilder.lock.target import supported_tags
 from envbuilder.spec.catalog import Catalog
+from envbuilder.spec.recipe import DebianBase
+from envbuilder.system.lockfile import format_system_lock, read_system_lock, system_drift
 
 if TYPE_CHECKING:
     from envbuilder.lock.model import Lock
@@ -122,3 +124,21 @@ def test_layers_are_within_the_budget(name: str):
     recipe = CATALOG.recipe(name)
     stages = plan(lock, parent, recipe.layering)
     assert sum(len(stage.groups) for stage in stages) + 4 <= recipe.layering.budget
+
+
+def test_system_locks_are_fresh_canonical_and_name_no_host():
+    recipe = CATALOG.recipe("base-v4")
+    assert isinstance(recipe.base, DebianBase)
+    files = CATALOG.system_lock_files(recipe.name)
+    assert CATALOG.system_lock_file("default", "bookworm") in files
+    for file in files:
+        lock = read_system_lock(file)
+        assert system_drift(lock, recipe.base) == (), "run `envbuilder lock base-v4 --system`"
+        assert file == CATALOG.system_lock_file(lock.recipe, lock.plan.suite)
+        text = file.read_text()
+        assert format_system_lock(lock) == text
+        assert "://" not in text
+        assert all(package.file.startswith("pool/") for package in lock.plan.packages)
+        glibc = {CATALOG.environment(name).glibc for name in NAMES}
+        assert lock.plan.glibc is not None
+        assert all(tuple(map(int, need.split("."))) <= tuple(map(int, lock.plan.glibc.split("."))) for need in glibc)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import argparse
 
     from envbuilder.images.build import Source
+    from envbuilder.lock.indexconfig import Indexes
     from envbuilder.spec.catalog import Catalog
     from envbuilder.spec.recipe import Recipe
     from envbuilder.system.lockfile import SystemLock
@@ -35,9 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, deliver, print the reference."""
-    from envbuilder import http
     from envbuilder.images.build import build
-    from envbuilder.lock.indexconfig import Indexes
     from envbuilder.spec.catalog import find_catalog
     from envbuilder.store.store import Store, default_root
     from envbuilder.wheels.supply import LockedWheels
@@ -50,16 +49,24 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         return _explain(catalog, source, as_json=args.json)
     store = Store(default_root())
-    indexes = Indexes(args.index_url, source.environment.indexes, http.new_session())
+
+    def open_indexes() -> Indexes:
+        from envbuilder import http
+        from envbuilder.lock.indexconfig import Indexes
+
+        return Indexes(args.index_url, source.environment.indexes, http.new_session())
+
     if args.extra:
         from envbuilder.images.extras import find_extra, provide_extra
 
         found = [find_extra(source.environment, name) for name in dict.fromkeys(args.extra)]
-        source = replace(source, extras=tuple(provide_extra(extra, source.lock, store, indexes) for extra in found))
+        source = replace(
+            source, extras=tuple(provide_extra(extra, source.lock, store, open_indexes()) for extra in found)
+        )
     image = build(
         source,
         store,
-        lambda python: LockedWheels(store, indexes, python, source.environment, source.lock.input.exclude_newer),
+        lambda python: LockedWheels(store, open_indexes, python, source.environment, source.lock.input.exclude_newer),
     )
     store.put_image(image, source.name)
     reference = f"{source.name}@{image.digest}"

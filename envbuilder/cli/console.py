@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -16,7 +16,6 @@ from envbuilder.report import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from rich.progress import TaskID
 
@@ -42,7 +41,6 @@ class Console:
 
     def __init__(self, *, quiet: bool, verbose: bool, progress: bool) -> None:
         self._quiet = quiet
-        self._verbose = verbose
         self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         # Verbose hides the bars: they would interleave with the lines.
         bars = progress and not quiet and not verbose and self._rich.is_terminal
@@ -50,12 +48,8 @@ class Console:
         self._guard = threading.Lock()
         self._shown = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove what is still shown of the progress."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -63,10 +57,8 @@ class Console:
         """Print a message of its kind."""
         if kind is Kind.WARNING:
             self._rich.print(Text.assemble(("warning: ", "bold yellow"), text))
-        elif kind is Kind.STEP and not self._quiet:
-            self._rich.print(Text(text))
-        elif kind is Kind.DETAIL and self._verbose:
-            self._rich.print(Text(text, style="dim"))
+        else:
+            self._rich.print(Text(text, style="dim" if kind is Kind.DETAIL else ""))
 
     def begin(self, label: str, total: int | None) -> Task:
         """Begin a bar, or write a line when the item is large."""
@@ -76,7 +68,7 @@ class Console:
                 self._shown += 1
                 self._progress.start()
             return _Bar(self._progress, self._progress.add_task(label, total=total))
-        if total is not None and total >= _LARGE:
+        if total is not None and total >= _LARGE and not self._quiet:
             self.message(f"{label} ({format_size(total)})", Kind.STEP)
         return _Bar(None, None)
 

@@ -23,12 +23,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("environments", metavar="ENV", nargs="+")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a lock is stale, saying how")
-    parser.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--system",
         action="store_true",
-        help="lock the Debian packages of the environments' bases instead, for this machine's release",
+        help="the Debian packages of the environments' bases instead, on this machine's release",
     )
-    parser.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
+    group.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,7 +80,7 @@ def _write(catalog: Catalog, environment: Environment, index_url: str | None) ->
     # An interpreter of this machine resolves as well as a standalone one, and need not be downloaded.
     python = find_interpreter(environment.python, ("host", "managed"), store).executable
     moment = environment.exclude_newer.isoformat().replace("+00:00", "Z")
-    wheels = LockedWheels(store, indexes, python, environment, moment)
+    wheels = LockedWheels(store, lambda: indexes, python, environment, moment)
 
     def build(package: Package) -> bytes:
         built = wheels.build([package])[package.name]

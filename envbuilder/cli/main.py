@@ -79,12 +79,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from envbuilder import report
-    from envbuilder.cli.console import Console
+    from envbuilder.cli.reporter import ConsoleReporter
 
-    with (
-        Console(quiet=args.quiet, verbose=args.verbose, progress=not args.no_progress) as console,
-        report.using(console),
-    ):
+    reporter = ConsoleReporter(quiet=args.quiet, verbose=args.verbose, progress=not args.no_progress)
+    with reporter, report.using(reporter):
         code: int = importlib.import_module(f"envbuilder.cli.{args.command}").run(args)
         return code
 

@@ -8,7 +8,6 @@ of the ZIP itself.
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import hashlib
 import io
@@ -119,7 +118,7 @@ class MemberStream(io.RawIOBase):
             for chunk in self.content.chunks():
                 other.update(chunk)
             found = other.digest()
-        if _base64(stated) != found:
+        if _digest(algorithm, stated) != found:
             raise CorruptContentError(f"{self._name}: does not have the {algorithm} that RECORD names")
 
     def _buffer(self) -> io.BytesIO:
@@ -218,7 +217,7 @@ class WheelArchive(WheelSource):
         if member.name == f"{self.dist_info_dir}/RECORD":
             return
         algorithm, _, value = stated.partition("=")
-        if stated and len(_base64(value)) != _HASHES.get(algorithm, -1):
+        if stated and _digest(algorithm, value) is None:
             raise WheelError(self.name, f"has no hash in RECORD that is accepted: {stated[:80]!r}", member=member.name)
         if size and size != str(member.size):
             reason = f"has {member.size} bytes, not the {size[:20]!r} that RECORD states"
@@ -328,12 +327,17 @@ def _type_refusal(member: Member) -> str | None:
     return None
 
 
-def _base64(text: str) -> bytes:
-    """Decode base64 for URLs with or without padding; empty when it is none."""
+def _digest(algorithm: str, text: str) -> bytes | None:
+    """Return the hash that RECORD states: base64 for URLs, or hexadecimal as some builders write; None when it is none."""
+    length = _HASHES.get(algorithm)
+    plain = text.rstrip("=")
     try:
-        return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return b""
+        if len(plain) == 2 * (length or 0):
+            return bytes.fromhex(plain)
+        decoded = base64.b64decode(plain + "=" * (-len(plain) % 4), b"-_", validate=True)
+    except ValueError:
+        return None
+    return decoded if len(decoded) == length else None
 
 
 @contextmanager

@@ -8,8 +8,6 @@ wheel of pure Python has the same digest on every machine, a compiled one on mac
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -17,7 +15,6 @@ import stat
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +27,9 @@ from envbuilder.atomic import atomic_file, remove_tree
 from envbuilder.errors import EnvbuilderError, HostError
 from envbuilder.http import OutOfReachError
 from envbuilder.oci.digest import Digest
-from envbuilder.oci.model import canonical_json
 from envbuilder.run import ProgramFailedError, run
 from envbuilder.store.store import NotInStoreError
-from envbuilder.wheels.repack import REVISION as REPACK_REVISION
+from envbuilder.wheels.built import BuiltWheel, Tools, build_key, recall, remember
 from envbuilder.wheels.repack import repack
 
 if TYPE_CHECKING:
@@ -43,9 +39,6 @@ if TYPE_CHECKING:
     from envbuilder.lock.model import Package
     from envbuilder.store.store import Store
 
-#: Enters the key of a built wheel: whatever changes the bytes must change this.
-REVISION = f"source 1, {REPACK_REVISION}"
-_KIND = "wheel"
 #: 1980-01-01, the earliest time that a ZIP can hold.
 _EPOCH = "315532800"
 _LOG_LINES = 15
@@ -78,30 +71,19 @@ class WrongWheelError(EnvbuilderError):
 
 
 @dataclass(frozen=True)
-class BuiltWheel:
-    """A wheel that was built: its file name, and its blob in the store."""
-
-    file: str
-    digest: Digest
-    size: int
-
-
-@dataclass(frozen=True)
 class Builder:
     """What every build of a lock has in common.
 
     ``python`` is an interpreter of the lock's minor, the default one of ``indexes`` is where build requirements come
-    from, ``exclude_newer`` the lock's moment (RFC 3339).
+    from, ``exclude_newer`` the lock's moment (RFC 3339), ``tools`` what
+    ``find_tools`` says of this machine.
     """
 
     store: Store
     python: Path
     indexes: Indexes
     exclude_newer: str
-
-    def known(self, package: Package) -> BuiltWheel | None:
-        """Return the package's wheel when it was built before and is in the store."""
-        return self._recall(self._key(package))
+    tools: Tools
 
     def build(self, package: Package, needs: Sequence[str] = ()) -> BuiltWheel:
         """Build the wheel of a package whose source archive is in the store, unless that was done before.
@@ -115,30 +97,9 @@ class Builder:
             WrongWheelError: something else came out than one wheel of this name and version.
 
         """
-        key = self._key(package)
-        if (known := self._recall(key)) is not None:
-            return known
+        key = build_key(package, self.exclude_newer, self.tools)
         with self.store.lock(f"build-{key[:16]}"):
-            return self._recall(key) or self._build(package, key, needs)
-
-    def _key(self, package: Package) -> str:
-        parts = {
-            "archive": str(package.digest), "env": _settings(package), "exclude-newer": self.exclude_newer,
-            "tools": self._tools, "revision": REVISION,
-        }  # fmt: skip
-        return hashlib.sha256(canonical_json(parts)).hexdigest()
-
-    @cached_property
-    def _tools(self) -> list[str]:
-        return [_version(self.python), _compiler()]
-
-    def _recall(self, key: str) -> BuiltWheel | None:
-        match self.store.recall(_KIND, key):
-            case {"file": str(file), "digest": str(digest), "size": int(size)}:
-                wheel = BuiltWheel(file, Digest.parse(digest), size)
-                return wheel if self.store.has(wheel.digest) else None
-            case _:
-                return None
+            return recall(self.store, key) or self._build(package, key, needs)
 
     def _build(self, package: Package, key: str, needs: Sequence[str]) -> BuiltWheel:
         archive = self.store.blob(package.digest)
@@ -155,7 +116,7 @@ class Builder:
                 self.store.adopt(canonical, built.digest)
             finally:
                 canonical.unlink(missing_ok=True)
-        self.store.remember(_KIND, key, {"file": built.file, "digest": str(built.digest), "size": built.size})
+        remember(self.store, key, built)
         return built
 
     def _run(self, package: Package, archive: Path, folder: Path, needs: Sequence[str]) -> Path:
@@ -252,22 +213,6 @@ def _check(wheel: Path, package: Package) -> None:
         raise WrongWheelError(
             f"{package.file}: its build made {wheel.name} instead of a wheel of {package.name} {package.version}"
         )
-
-
-def _settings(package: Package) -> list[list[str]]:
-    return [list(pair) for pair in package.build.env] if package.build is not None else []
-
-
-def _version(python: Path) -> str:
-    """Return what interpreter it is, to the patch level, and how it was built."""
-    code = "import sys, sysconfig, json; print(json.dumps([sys.version, sysconfig.get_platform()]))"
-    return " ".join(json.loads(run([python, "-I", "-c", code]).stdout))
-
-
-def _compiler() -> str:
-    """Return the first line of the C compiler's version, or nothing when there is none."""
-    program = shutil.which((os.environ.get("CC", "").split() or ["cc"])[0])
-    return run([program, "--version"]).stdout.partition("\n")[0] if program is not None else ""
 
 
 def _enumerated(needs: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import platform
 import re
@@ -26,12 +27,14 @@ from envbuilder.launch.job import Job
 from envbuilder.lock.drift import lock_input, lock_target
 from envbuilder.lock.indexconfig import Indexes
 from envbuilder.lock.model import Lock, Package
+from envbuilder.oci.digest import Digest
 from envbuilder.spec.catalog import Catalog
 from envbuilder.spec.environment import Environment, read_environment
 from envbuilder.spec.recipe import read_recipe
 from envbuilder.store.download import WrongBytesError
 from envbuilder.store.roots import root_tree
 from envbuilder.store.store import Store
+from envbuilder.system.locked import lock_system
 from envbuilder.wheels.supply import LockedWheels
 from tests.indexes import IndexServer, serve
 from tests.system.debs import Deb, Thing, make_archive, make_host
@@ -131,7 +134,7 @@ class Machine:
         image = build(
             source,
             store,
-            lambda python: LockedWheels(store, self.indexes(), python, source.environment, "2025-12-01T00:00:00Z"),
+            lambda python: LockedWheels(store, self.indexes, python, source.environment, "2025-12-01T00:00:00Z"),
             host=self.host,
         )
         store.put_image(image, source.name)
@@ -285,3 +288,21 @@ def test_flash_attn_of_base_v4_is_the_wheel_that_matches():
     url = prebuilt_url(find_extra(environment, "flash-attn"), read_lock(catalog.lock_file("base-v4")))
     assert url is not None
     assert url.endswith("/v2.8.3/flash_attn-2.8.3+cu12torch2.7cxx11abiTRUE-cp312-cp312-linux_x86_64.whl")
+
+
+def test_a_locked_base_is_the_same_and_one_that_is_gone_is_told(machine: Machine, caplog: pytest.LogCaptureFixture):
+    store = machine.store()
+    plain = machine.build(store)
+    lock = lock_system(machine.source.recipe, store, host=machine.host)
+    with caplog.at_level(logging.WARNING):
+        assert machine.build(machine.store(), dataclasses.replace(machine.source, system=lock)) == plain
+    assert not caplog.records
+    (package,) = lock.plan.packages
+    gone = dataclasses.replace(package, version="1", file="pool/gone.deb", digest=Digest.of(b"gone"))
+    plan = dataclasses.replace(lock.plan, packages=(gone,))
+    older = dataclasses.replace(machine.source, system=dataclasses.replace(lock, plan=plan))
+    with caplog.at_level(logging.WARNING):
+        assert machine.build(machine.store(), older) == plain
+    (record,) = caplog.records
+    assert f"1 moved on (libc6: 1 -> {package.version})" in record.getMessage()
+    assert "`envbuilder lock small --system` renews the lock" in record.getMessage()

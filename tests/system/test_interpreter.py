@@ -22,7 +22,7 @@ from envbuilder.store.store import Store
 from envbuilder.system.elf import ElfError, read_elf
 from envbuilder.system.interpreter import Interpreter, find_interpreter, interpreter_layer
 from envbuilder.system.pythons import NoInterpreterError
-from envbuilder.system.pythontree import SYSTEM_LIBRARIES, Picked, check_glibc
+from envbuilder.system.pythontree import SYSTEM_LIBRARIES, Picked, carried, check_glibc, pick
 from envbuilder.system.relocate import Move, RelocationError, blot_out, parse_variables, rewrite
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -241,7 +241,7 @@ def test_an_unchanged_interpreter_is_not_read_again_and_a_changed_one_is(tmp_pat
     layer = interpreter_layer(small, "/opt/py", store)
     begin = time.perf_counter()
     assert interpreter_layer(small, "/opt/py", store) == layer
-    assert time.perf_counter() - begin < 0.02
+    assert time.perf_counter() - begin < 0.1
     source = small.prefix / "lib" / f"python{MINOR}" / "os.py"
     before = source.stat()
     source.write_bytes(source.read_bytes().replace(b"import", b"pmiort", 1))
@@ -258,11 +258,12 @@ def test_an_unchanged_interpreter_is_not_read_again_and_a_changed_one_is(tmp_pat
 @needs_movable
 def test_the_libraries_taken_along_are_watched_too(tmp_path):
     store = Store(tmp_path / "store")
-    interpreter_layer(small_python(tmp_path / "py"), "/opt/py", store)
+    small = small_python(tmp_path / "py")
+    interpreter_layer(small, "/opt/py", store)
     (known,) = (store.root / "known" / "interpreter-layer").iterdir()
     watched = json.loads(known.read_text())["stamps"]
-    assert [path for path in watched if Path(path).name.startswith("liblzma")]
-    assert all(path.startswith((str(tmp_path / "py"), "/usr/", "/lib/", "/etc/ld.so")) for path in watched)
+    files, _ = pick(small.prefix, MINOR)
+    assert {str(file.source) for file in carried(files, small.prefix)} <= set(watched)
 
 
 def test_a_newer_glibc_than_the_bases_is_refused():

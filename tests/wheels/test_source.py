@@ -18,9 +18,10 @@ from envbuilder.lock.model import Build, Package
 from envbuilder.oci.digest import Digest
 from envbuilder.store.store import NotInStoreError, Store
 from envbuilder.system.pythons import find_interpreter
+from envbuilder.wheels.built import BuiltWheel, find_tools
 from envbuilder.wheels.fetch import fetch
 from envbuilder.wheels.repack import repack
-from envbuilder.wheels.source import Builder, BuildFailedError, BuiltWheel, WrongArchiveError, WrongWheelError
+from envbuilder.wheels.source import Builder, BuildFailedError, WrongArchiveError, WrongWheelError
 from tests.wheelmaker import BACKEND, Member, make_sdist, make_wheel, make_zip
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 def builder(store: Store) -> Builder:
     nowhere = Indexes("http://127.0.0.1:9/simple/", [], http.new_session(retries=0))
-    return Builder(store, Path(sys.executable), nowhere, "2026-01-15T00:00:00Z")
+    return Builder(store, Path(sys.executable), nowhere, "2026-01-15T00:00:00Z", find_tools(Path(sys.executable)))
 
 
 def locked(made: Made, store: Store, name: str = "my-source", env: Mapping[str, str] | None = None) -> Package:
@@ -214,6 +215,6 @@ def test_real_archives_give_the_same_bytes_twice(store: Store, tmp_path: Path, p
         built = []
         for one in (store, Store(tmp_path / "another" / "store")):
             fetch([package], one, indexes)
-            built.append(Builder(one, python, indexes, "2026-01-15T00:00:00Z").build(package))
+            built.append(Builder(one, python, indexes, "2026-01-15T00:00:00Z", find_tools(python)).build(package))
     assert built[0] == built[1]
     assert os.fsencode(store.root) not in store.read(built[0].digest)
