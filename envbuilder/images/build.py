@@ -17,7 +17,7 @@ from envbuilder.system.debian import make_system
 from envbuilder.system.interpreter import find_interpreter, interpreter_layer
 from envbuilder.system.locked import make_locked_system
 from envbuilder.wheels.bytecode import Compiler
-from envbuilder.wheels.layer import InstallPrefix
+from envbuilder.wheels.key import InstallPrefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from envbuilder import parallel, report
 from envbuilder.oci.blob import Compression
 from envbuilder.oci.model import ImageFormatError, Layer
-from envbuilder.wheels.bytecode import Compiler
-from envbuilder.wheels.layer import layer_key, write_wheels
-from envbuilder.wheels.remembered import BytecodeCache
+from envbuilder.wheels.key import layer_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +17,28 @@ if TYPE_CHECKING:
     from envbuilder.images.layering import Group
     from envbuilder.lock.model import Package
     from envbuilder.store.store import Store
-    from envbuilder.wheels.layer import BytecodeOf, InstallPrefix, WheelFile
+    from envbuilder.wheels.key import InstallPrefix, WheelFile
 
-_KIND = "layer"
+#: What the store remembers layers as.
+KIND = "layer"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A layer to be made: its title, the bytes of its wheels, the wheels in order, and its key."""
+
+    title: str
+    size: int
+    wheels: tuple[WheelFile, ...]
+    key: str
+
+
+@dataclass(frozen=True)
+class Python:
+    """The interpreter that compiles bytecode, and its version (3.12.1)."""
+
+    executable: Path
+    version: str
 
 
 class WheelSupply(Protocol):
@@ -55,51 +70,24 @@ class PackageLayers:
         packages = [package for group in groups for package in group.packages]
         wheels = self.supply.wheels(packages)
         jobs = [self._job(group, [wheels[package.name] for package in group.packages]) for group in groups]
-        missing = [job for job in jobs if job.known is None]
-        if missing:
-            self.supply.provide([package for job in missing for package in job.group.packages])
-            self._convert(missing)
-        return [job.known or self._remembered(job.key) for job in jobs]
+        layers = {job.key: layer for job in jobs if (layer := self._known(job.key)) is not None}
+        if missing := [(group, job) for group, job in zip(groups, jobs, strict=True) if job.key not in layers]:
+            # Only now: importing what reads and writes wheels takes longer than all of the above.
+            from envbuilder.images.convert import convert  # noqa: PLC0415
 
-    def _job(self, group: Group, wheels: list[WheelFile]) -> _Job:
+            self.supply.provide([package for group, _ in missing for package in group.packages])
+            python = Python(self.python, self.python_version)
+            made = convert([job for _, job in missing], self.prefix, python, self.compression, self.store)
+            layers |= {job.key: layer for (_, job), layer in zip(missing, made, strict=True)}
+        return [layers[job.key] for job in jobs]
+
+    def _job(self, group: Group, wheels: Sequence[WheelFile]) -> Job:
         key = layer_key(wheels, self.prefix, self.python_version, self.compression)
+        return Job(group.title, group.size, tuple(wheels), key)
+
+    def _known(self, key: str) -> Layer | None:
         try:
-            layer = Layer.from_json(self.store.recall(_KIND, key))
+            layer = Layer.from_json(self.store.recall(KIND, key))
         except ImageFormatError:
-            return _Job(group, wheels, key, None)
-        return _Job(group, wheels, key, layer if self.store.has(layer.digest) else None)
-
-    def _convert(self, jobs: Sequence[_Job]) -> None:
-        cores = parallel.cores()
-        total = sum(job.group.size for job in jobs)
-        report.step(f"making {len(jobs)} layers of {sum(len(job.wheels) for job in jobs)} wheels")
-        # Heaviest first, so that the last to finish is a small one; more threads than cores, because each waits for
-        # bytecode now and then.
-        order = sorted(jobs, key=lambda job: -job.group.size)
-        with report.task("layers", total) as task, Compiler(self.python, workers=cores) as compiler:
-            remembered = BytecodeCache(self.store, compiler, f"{self.python_version} {self.prefix.site_packages}")
-
-            def convert(job: _Job) -> None:
-                # A wheel that lies alone is only written again when it has changed: not worth remembering.
-                self._write(job, remembered.of if len(job.wheels) > 1 else lambda _: nullcontext(compiler))
-                task.advance(job.group.size)
-
-            parallel.run_all(convert, order, workers=cores + 1)
-
-    def _write(self, job: _Job, bytecode_of: BytecodeOf) -> None:
-        with self.store.writer() as blob:
-            layer = write_wheels(job.wheels, self.prefix, bytecode_of, blob.file, self.compression)
-            blob.commit(layer.digest)
-        self.store.remember(_KIND, job.key, layer.to_json())
-        report.detail(f"layer {layer.digest} ({layer.size} bytes): {job.group.title}")
-
-    def _remembered(self, key: str) -> Layer:
-        return Layer.from_json(self.store.recall(_KIND, key))
-
-
-@dataclass(frozen=True)
-class _Job:
-    group: Group
-    wheels: list[WheelFile]
-    key: str
-    known: Layer | None
+            return None
+        return layer if self.store.has(layer.digest) else None

@@ -14,7 +14,6 @@ from envbuilder.errors import EnvbuilderError, InputError, UnreachableError
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import canonical_json
 from envbuilder.spec.recipe import DebianBase
-from envbuilder.store.download import WrongBytesError
 from envbuilder.system import debian
 from envbuilder.system.apt import Apt, Host, StalePackageError, architecture
 from envbuilder.system.lockfile import SystemLock, echo, moved
@@ -31,6 +30,16 @@ if TYPE_CHECKING:
 
 #: How many of the packages that moved on a warning names.
 _NAMED = 5
+
+
+class WrongPackageError(EnvbuilderError):
+    """An archive has other bytes where the locked package lay; they were not kept."""
+
+    def __init__(self, package: DebianPackage, expected: str, actual: str) -> None:
+        super().__init__(
+            f"the mirror's {package.file} has {actual} instead of the locked {expected}",
+            hint="the file was replaced there, or a proxy on the way alters it: try another mirror",
+        )
 
 
 class PackagesGoneError(EnvbuilderError):
@@ -64,7 +73,7 @@ def make_locked_system(
     what moved on; ``renew`` is the command that it recommends.
 
     Raises:
-        WrongBytesError: an archive has other bytes than the locked ones.
+        WrongPackageError: an archive has other bytes than the locked ones.
         UnreachableError: the mirror cannot be reached.
         EnvbuilderError: as ``debian.system_layer`` and, when packages are gone, as ``debian.make_system``.
 
@@ -162,17 +171,17 @@ def _get(batch: Sequence[DebianPackage], root: str, store: Store, apt: Apt, task
     with tempfile.TemporaryDirectory(dir=store.temporary_name().parent, prefix=".tmp-") as folder:
         targets = {f"{root}/{quote(package.file)}": Path(folder) / package.digest.hex for package in batch}
         could_tell = apt.fetch(targets)
-        for package, (uri, path) in zip(batch, targets.items(), strict=True):
+        for package, path in zip(batch, targets.values(), strict=True):
             if path.exists():
-                _check(package, uri, path)
+                _check(package, path)
                 store.adopt(path, package.digest)
                 task.advance(package.size)
     return could_tell
 
 
-def _check(package: DebianPackage, uri: str, path: Path) -> None:
-    """Raise WrongBytesError when a file is not the locked package."""
+def _check(package: DebianPackage, path: Path) -> None:
+    """Raise WrongPackageError when a file is not the locked package."""
     if (size := path.stat().st_size) != package.size:
-        raise WrongBytesError(uri, f"{package.size} bytes", str(size))
+        raise WrongPackageError(package, f"{package.size} bytes", str(size))
     if (digest := Digest.of_file(path)) != package.digest:
-        raise WrongBytesError(uri, str(package.digest), str(digest))
+        raise WrongPackageError(package, str(package.digest), str(digest))

@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import posixpath
-import re
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from installer.records import InvalidRecordEntry, parse_record_file
 from installer.sources import WheelSource
-from installer.utils import SCHEME_NAMES
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuilder.errors import EnvbuilderError
 from envbuilder.oci.content import CHUNK, Content, CorruptContentError, Deflated, Stored
-from envbuilder.wheels import entrypoints, zipread
+from envbuilder.wheels import entrypoints, places, zipread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
     from envbuilder.oci.digest import Digest
     from envbuilder.wheels.zipread import Member, Source
 
-_LONGEST_NAME = 255  # bytes; Linux's NAME_MAX
-_LONGEST_PATH = 4096 - 256  # bytes; Linux's PATH_MAX, less room for the prefix
-_DEEPEST = 100  # folders
 _HASHES: Final = {"sha256": 32, "sha384": 48, "sha512": 64}  # what PEP 427 lets RECORD use -> bytes
 _READ_WHOLE = {"RECORD", "METADATA"}  # of the .dist-info folder; others that are read are a page of text
 
@@ -142,8 +137,9 @@ class WheelArchive(WheelSource):
         members = zipread.read_members(source, most=limits.members, largest=limits.whole)
         self._refuse_names(members)
         self._members = {member.name: member for member in members if not member.name.endswith("/")}
-        self._refuse_places(members)
         self._refuse_sizes()
+        #: Files that are not installed.
+        self._hidden = self._refuse_places(members) | {f"{self.dist_info_dir}/INSTALLER"}
 
     @cached_property
     def dist_info_dir(self) -> str:
@@ -167,19 +163,16 @@ class WheelArchive(WheelSource):
         return [name.removeprefix(start) for name in self._members if name.startswith(start)]
 
     def read_dist_info(self, filename: str) -> str:
-        """Return a text file of the .dist-info folder. Entry points are checked, since installer trusts them."""
+        """Return a text file of the .dist-info folder."""
         path = posixpath.join(self.dist_info_dir, filename)
         if path not in self._members:
             raise WheelError(self.name, f"has no {path}")
         most = self._limits.whole if filename in _READ_WHOLE else self._limits.page
         self._refuse_large(self._members[path], most)
         try:
-            text = b"".join(self._content(self._members[path]).chunks()).decode()
+            return b"".join(self._content(self._members[path]).chunks()).decode()
         except UnicodeDecodeError as error:
             raise WheelError(self.name, "is not UTF-8", member=path) from error
-        if filename == "entry_points.txt" and (reason := entrypoints.refusal(text)):
-            raise WheelError(self.name, reason, member=path)
-        return text
 
     def validate_record(self) -> None:
         """Do nothing: rows are checked as files are given out, and ``MemberStream.check`` compares the hash."""
@@ -187,13 +180,13 @@ class WheelArchive(WheelSource):
     def get_contents(self) -> Iterator[tuple[tuple[str, str, str], BinaryIO, bool]]:
         """Yield each file's RECORD row, stream and executable bit, in the archive's order.
 
-        Bytecode that a wheel brings along is passed over, as installer does: it may not be that of its source. So is
-        INSTALLER, which who installs writes. Files that RECORD does not name are installed, as pip does, and named in
-        the RECORD that is written.
+        Bytecode that a wheel brings along is passed over, as installer does: it may not be that of its source. So are
+        INSTALLER, which who installs writes, and scripts of the names of entry points. Files that RECORD does not name
+        are installed, as pip does, and named in the RECORD that is written.
         """
         rows = self._rows()
         for name, member in self._members.items():
-            if "__pycache__" in name.split("/")[:-1] or name == f"{self.dist_info_dir}/INSTALLER":
+            if "__pycache__" in name.split("/")[:-1] or name in self._hidden:
                 continue
             record = rows.get(name, (name, "", ""))
             stream = cast("BinaryIO", MemberStream(self._content(member), record, f"{self.name}: {name}"))
@@ -226,45 +219,52 @@ class WheelArchive(WheelSource):
     def _refuse_names(self, members: Iterable[Member]) -> None:
         seen: set[str] = set()
         for member in members:
-            reason = _name_refusal(member.name.removesuffix("/")) or _type_refusal(member)
-            if reason is None and member.name in seen:
+            name = member.name
+            reason = places.name_refusal(name.removesuffix("/")) or places.type_refusal(name, member.mode)
+            if reason is None and name in seen:
                 reason = "is there twice"
+            if reason is None and name.endswith("/") and (member.size or member.crc32):
+                reason = "is a folder that holds bytes"
             if reason is not None:
-                raise WheelError(self.name, reason, member=member.name)
-            seen.add(member.name)
+                raise WheelError(self.name, reason, member=name)
+            seen.add(name)
 
-    def _refuse_places(self, members: Iterable[Member]) -> None:
-        """Refuse what does not say where it goes, or goes where another member goes or needs a folder."""
-        files: dict[str, str] = {}
-        folders: set[str] = set()
+    def _refuse_places(self, members: Iterable[Member]) -> frozenset[str]:
+        """Refuse what does not say where it goes, or goes where another member goes or needs a folder.
+
+        Return the names of files that the scripts of entry points take the place of, as pip lets them.
+        """
+        files = {places.script(name): f"{self.dist_info_dir}/entry_points.txt" for name in self._entry_points()}
+        scripts, hidden = frozenset(files), set()
+        folders = set(places.FOLDERS)
         room = self._limits.whole
         for member in members:
-            place = self._place(member.name)
-            if place in files:
+            place = places.place(member.name, self.data_dir, self.distribution)
+            if place is None:
+                raise WheelError(self.name, f"does not lie in a known folder of {self.data_dir}", member=member.name)
+            if place in scripts:
+                hidden.add(member.name)
+            elif place in files:
                 raise WheelError(self.name, f"lands where {files[place]!r} does", member=member.name)
-            if not place.endswith("/"):
+            elif not place.endswith("/"):
                 files[place] = member.name
-            folder = posixpath.dirname(place)
-            while folder not in folders:
-                folders.add(folder)
-                room -= len(folder)
-                folder = posixpath.dirname(folder)
+            while (place := posixpath.dirname(place)) not in folders:
+                folders.add(place)
+                room -= len(place)
             if room < 0:
                 raise WheelError(self.name, "has more folders than are accepted")
         for place in sorted(files.keys() & folders):
             raise WheelError(self.name, "is both a file and a folder", member=files[place])
+        return frozenset(hidden)
 
-    def _place(self, name: str) -> str:
-        """Return the scheme that a member is installed in and its path there; both libraries are one folder."""
-        top, _, rest = name.partition("/")
-        if top != self.data_dir or rest == "":
-            if name == self.data_dir:
-                raise WheelError(self.name, "is a file where a folder is meant", member=name)
-            return f"site/{name}"
-        scheme, _, path = rest.partition("/")
-        if not name.endswith("/") and (scheme not in SCHEME_NAMES or not path):
-            raise WheelError(self.name, f"is not in a folder of {', '.join(SCHEME_NAMES)}", member=name)
-        return f"{'site' if scheme in {'purelib', 'platlib'} else scheme}/{path}"
+    def _entry_points(self) -> list[str]:
+        """Return the names of the scripts that installer writes for entry points."""
+        if "entry_points.txt" not in self.dist_info_filenames:
+            return []
+        try:
+            return entrypoints.script_names(self.read_dist_info("entry_points.txt"))
+        except entrypoints.EntryPointError as error:
+            raise WheelError(self.name, error.message, member=f"{self.dist_info_dir}/entry_points.txt") from error
 
     def _refuse_sizes(self) -> None:
         total = sources = 0
@@ -293,38 +293,6 @@ class WheelArchive(WheelSource):
         end = member.offset + member.packed
         for position in range(member.offset, end, CHUNK):
             yield self._source.read(position, min(CHUNK, end - position))
-
-
-def _name_refusal(name: str) -> str | None:
-    """Return why a member may not have a name (a folder's without its slash), or None when it may.
-
-    Names that differ in case alone are fine: images are Linux. So are spaces and dots at the end.
-    """
-    parts = name.split("/")
-    if ".." in parts or name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
-        return "leaves the installation prefix"
-    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in name):
-        return "has a control character in its name"
-    if name == "." or posixpath.normpath(name) != name:
-        return "has a name that is not a plain path"
-    if len(parts) > _DEEPEST or len(name.encode()) > _LONGEST_PATH:
-        return "has a path that is too long"
-    if any(len(part.encode()) > _LONGEST_NAME for part in parts):
-        return f"has a name longer than {_LONGEST_NAME} bytes"
-    return None
-
-
-def _type_refusal(member: Member) -> str | None:
-    """Return why a member may not be of its type, or None. Archives made on Windows state none."""
-    if stat.S_ISLNK(member.mode):
-        return "is a symbolic link"
-    if member.name.endswith("/"):
-        return "is a folder that holds bytes" if member.size else None
-    if stat.S_IFMT(member.mode) not in {0, stat.S_IFREG}:
-        return "is neither a file nor a folder"
-    if posixpath.basename(member.name) == "__pycache__":
-        return "has the name of the folder that bytecode is written to"
-    return None
 
 
 def _digest(algorithm: str, text: str) -> bytes | None:

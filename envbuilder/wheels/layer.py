@@ -7,7 +7,6 @@ import hashlib
 import posixpath
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import installer
@@ -21,9 +20,7 @@ from envbuilder import report
 from envbuilder.oci.blob import Compression
 from envbuilder.oci.content import Bytes
 from envbuilder.oci.digest import Digest
-from envbuilder.oci.layer import File, LayerWriter, revision
-from envbuilder.oci.model import canonical_json
-from envbuilder.wheels import bytecode
+from envbuilder.oci.layer import File, LayerWriter
 from envbuilder.wheels.archive import MemberStream, WheelArchive, WheelError, open_wheel
 from envbuilder.wheels.bytecode import SourceCompiler
 
@@ -31,70 +28,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
     from installer.scripts import ScriptSection
 
     from envbuilder.oci.content import Content
     from envbuilder.oci.model import Layer
-
-#: Enters layer keys: whatever changes the bytes must change this.
-REVISION = "wheels 2"
-
+    from envbuilder.wheels.key import InstallPrefix, WheelFile
 
 #: Gives a compiler for the sources of the wheel with this digest (``bytecode.BytecodeCache.of``).
 BytecodeOf: TypeAlias = Callable[[Digest], AbstractContextManager[SourceCompiler]]
-
-
-@dataclass(frozen=True)
-class WheelFile:
-    """A wheel: its file name, its digest, and where its bytes lie."""
-
-    name: str
-    digest: Digest
-    path: Path
-
-
-@dataclass(frozen=True)
-class InstallPrefix:
-    """Where wheels are installed in the image: ``root`` (``/opt/env``) and the Python minor (``3.12``)."""
-
-    root: str
-    python: str
-
-    @property
-    def site_packages(self) -> str:
-        """The one folder for pure and platform packages."""
-        return f"{self.root}/lib/python{self.python}/site-packages"
-
-    @property
-    def interpreter(self) -> str:
-        """The interpreter that scripts name in their first line."""
-        return f"{self.root}/bin/python"
-
-    def scheme(self, distribution: str) -> dict[str, str]:
-        """Return the installation scheme, as a virtual environment has it, without the leading slash."""
-        root = self.root.lstrip("/")
-        site = self.site_packages.lstrip("/")
-        headers = f"{root}/include/site/python{self.python}/{distribution}"
-        return {"purelib": site, "platlib": site, "headers": headers, "scripts": f"{root}/bin", "data": root}
-
-
-def layer_key(
-    wheels: Sequence[WheelFile],
-    prefix: InstallPrefix,
-    compiler_version: str,
-    compression: Compression = Compression.GZIP,
-) -> str:
-    """Return the key of the layer that ``write_wheels`` makes: equal keys, equal bytes."""
-    return canonical_json(
-        {
-            "wheels": [[wheel.name, str(wheel.digest)] for wheel in wheels],
-            "prefix": [prefix.root, prefix.python],
-            "compiler": compiler_version,
-            "revisions": [REVISION, bytecode.REVISION, revision(compression)],
-        }
-    ).decode()
 
 
 def write_wheels(

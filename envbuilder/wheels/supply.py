@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from envbuilder.wheels.built import build_key, find_tools, recall
-from envbuilder.wheels.layer import WheelFile
+from envbuilder.wheels.key import WheelFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

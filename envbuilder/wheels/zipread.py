@@ -29,6 +29,7 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LONGEST_COMMENT = 0xFFFF
+_NEWEST = 63  # APPNOTE 6.3, as tenths
 _LONGEST_DESCRIPTOR = 24
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF  # "see the ZIP64 record"
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075  # extra fields
@@ -205,6 +206,8 @@ def _header(fields: Sequence[int], raw_name: bytes, raw_extra: bytes) -> _Header
         raise ZipError(f"is compressed by method {method}; wheels store or deflate", member=name)
     if disk != 0:
         raise ZipError("lies on another disk", member=name)
+    if fields[2] & 0xFF > _NEWEST:
+        raise ZipError(f"needs version {fields[2] & 0xFF} of ZIP", member=name)
     if (method == STORED and size != packed) or size > packed * BEST_RATIO:
         raise ZipError(f"cannot have {size} bytes in {packed}", member=name)
     return _Header(name, raw_name, flags, method, crc32, packed, size, offset, fields[15])

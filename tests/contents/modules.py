@@ -7,7 +7,6 @@ import csv
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-
 _EXTENSION = (".abi3.so", ".so")
 
 

@@ -10,7 +10,7 @@ from envbuilder.images.layering import Group
 from envbuilder.images.packages import PackageLayers
 from envbuilder.lock.model import Package
 from envbuilder.store.store import Store
-from envbuilder.wheels.layer import InstallPrefix, WheelFile
+from envbuilder.wheels.key import InstallPrefix, WheelFile
 from tests.wheelmaker import Made, make_wheel
 
 if TYPE_CHECKING:

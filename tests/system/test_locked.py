@@ -17,9 +17,8 @@ import pytest
 
 from envbuilder.errors import InputError, UnreachableError
 from envbuilder.spec.recipe import DebianBase, ImageBase, Layering, Paths, Recipe
-from envbuilder.store.download import WrongBytesError
 from envbuilder.store.store import Store
-from envbuilder.system.locked import lock_system, make_locked_system
+from envbuilder.system.locked import WrongPackageError, lock_system, make_locked_system
 from envbuilder.system.lockfile import (
     SystemLock,
     SystemLockMissingError,
@@ -201,15 +200,15 @@ def test_packages_that_are_gone_are_resolved_anew_with_a_warning(place, caplog):
 def test_other_bytes_are_an_error_whether_the_lists_know_of_them_or_not(place):
     same = replace(TOOL, things=[Thing("usr/bin/tool", "T", 0o755)])
     make_archive(place.archive, "duck", [LIBC, same])
-    with pytest.raises(WrongBytesError, match=r"tool_1.*: has sha256:\w+ instead of sha256:\w+"):
+    with pytest.raises(WrongPackageError, match=r"pool/tool_.* has sha256:\w+ instead of the locked sha256:\w+"):
         place.build("rebuilt")
     make_archive(place.archive, "duck", [LIBC, TOOL])
     (place.archive / "pool" / TOOL.file).write_bytes(same.data)
-    with pytest.raises(WrongBytesError):
+    with pytest.raises(WrongPackageError):
         place.build("damaged")
     longer = replace(same, things=[Thing("usr/bin/tool", "T" * 9999, 0o755)])
     (place.archive / "pool" / TOOL.file).write_bytes(longer.data)
-    with pytest.raises(WrongBytesError, match=f"instead of {len(TOOL.data)} bytes"):
+    with pytest.raises(WrongPackageError, match=f"instead of the locked {len(TOOL.data)} bytes"):
         place.build("longer")
     for name in ("rebuilt", "damaged", "longer"):
         assert not place.store(name).has(place.lock.plan.packages[1].digest)

@@ -22,7 +22,8 @@ from envbuilder.oci.listing import listing
 from envbuilder.oci.untar import TarStream
 from envbuilder.store.store import Store
 from envbuilder.store.unpack import open_layer
-from envbuilder.wheels.layer import InstallPrefix, WheelFile, write_wheels
+from envbuilder.wheels.key import InstallPrefix, WheelFile
+from envbuilder.wheels.layer import write_wheels
 from tests.wheelmaker import Made, make_wheel
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from envbuilder.oci.content import CorruptContentError
 from envbuilder.store.store import Store
 from envbuilder.wheels.archive import WheelError
 from envbuilder.wheels.bytecode import Compiler
-from envbuilder.wheels.layer import InstallPrefix, WheelFile, layer_key, write_wheels
+from envbuilder.wheels.key import InstallPrefix, WheelFile, layer_key
+from envbuilder.wheels.layer import write_wheels
 from envbuilder.wheels.remembered import BytecodeCache
 from tests.wheelmaker import Made, Member, make_wheel, make_zip
 
