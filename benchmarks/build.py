@@ -30,7 +30,7 @@ from benchmarks.wheelset import SIZES, closure
 from envbuilder.atomic import atomic_file
 from envbuilder.errors import EnvbuilderError
 from envbuilder.lock.files import read_lock
-from envbuilder.spec.recipe import read_recipe
+from envbuilder.spec.catalog import Catalog
 from envbuilder.store.store import Store, default_root
 from envbuilder.system.interpreter import find_interpreter
 
@@ -84,7 +84,7 @@ def _main(args: argparse.Namespace) -> None:
         say(f"preparing {size.name}: {len(closure(lock, size.packages))} wheels")
         given = ours.prepare(size, lock, Store(args.store), work, runner)
         bench = Bench(given, work, runner, Results())
-        limits = measure_limit(bench)
+        limits = measure_limit(bench, args.runs)
         images = [image for number in range(args.runs) for image in one_run(bench, number, args.peer_runs)]
         facts = list(our_facts(bench, images))
         text = report(bench, limits, facts, began, list(peers.versions(runner)))
@@ -219,13 +219,14 @@ def _with_growth(bench: Bench, push: Callable[[], Measured]) -> Measured:
     return replace(measured, size=peers.stored_bytes(bench.work / "registry") - before)
 
 
-def measure_limit(bench: Bench) -> limit.Limits:
+def measure_limit(bench: Bench, rounds: int) -> limit.Limits:
     """Measure the limits in a process of their own, so that their memory is not ours."""
     say("limits")
-    recipe = read_recipe(ROOT / "images" / "default.toml")
+    recipe = Catalog(ROOT).recipe(ours.RECIPE)
     python = find_interpreter(read_lock(LOCK).target.python, recipe.interpreter, Store(ours.store_in(bench.given.seed)))
-    words = [sys.executable, "-m", "benchmarks.limit", bench.given.wheels, "--python", python.executable, "--json"]
-    return limit.from_json(bench.runner.quietly(*words, env={"PYTHONPATH": _python_path()}))
+    words = ["-m", "benchmarks.limit", str(bench.given.wheels), "--python", str(python.executable)]
+    words += ["--json", "--rounds", str(rounds)]
+    return limit.from_json(bench.runner.quietly(sys.executable, *words, env={"PYTHONPATH": _python_path()}))
 
 
 def _python_path() -> str:
@@ -247,7 +248,11 @@ def our_facts(bench: Bench, images: list[Image]) -> Iterator[tuple[str, str, str
     peak = max(one.peak for one in results.of(Side.OURS, Step.BUILD))
     yield "peak memory of a build, largest process", f"{peak / 1e6:.0f} MB", "512 MB"
     equal = {image.digest for image in images[::2]}
-    yield f"digests of {len(images) // 2} builds, each on a store of its own", "equal" if len(equal) == 1 else "DIFFER", "equal"
+    yield (
+        f"digests of {len(images) // 2} builds, each on a store of its own",
+        "equal" if len(equal) == 1 else "DIFFER",
+        "equal",
+    )
     bare = median([runner.run(["true"]).wall for _ in range(_LAUNCHES)]) or 0.0
     launched = results.wall(Side.OURS, Step.LAUNCH) or 0.0
     yield "launch overhead over the bare command, second start", f"{1000 * (launched - bare):.0f} ms", "150 ms"
@@ -264,25 +269,32 @@ def report(
 ) -> str:  # fmt: skip
     """Return the whole report as Markdown."""
     given, results = bench.given, bench.results
-    runs = [len(results.of(side, Step.BUILD)) for side in Side]
-    revision = bench.runner.quietly("git", "-C", ROOT, "describe", "--always", "--dirty")
-    described = [*machine(bench.work), *versions, ("envbuilder", f"revision {revision}")]
-    load = "{:.1f}, {:.1f}, {:.1f}".format(*os.getloadavg())
-    build = results.of(Side.OURS, Step.BUILD)
-    return "\n\n".join(
-        [
-            f"# Building, pushing and pulling beside docker and buildah, {given.size.name}, {began:%Y-%m-%d}",
-            f"The closure of {', '.join(given.size.packages)} in base-v4's lock: {len(given.packages)} wheels of "
-            f"{given.bytes / 1e6:.0f} MB. Written by `python -m benchmarks.build --size {given.size.name}`.",
-            "\n".join(f"- {name}: {value}" for name, value in described)
-            + f"\n- runs: envbuilder {runs[0]}, docker {runs[1]}, buildah {runs[2]}; load average at the end: {load}",
-            f"{main_table(results)}\n\nRatio: the peer's seconds over ours.",
-            facts_table(facts),
-            "## What is compared\n\n" + NOTES,
-            "## Each step\n\n" + detail_table(results),
-            "## The limit\n\n" + limits.table(median([one.wall for one in build]), median([one.cpu for one in build])),
-        ]
+    ours_build = results.of(Side.OURS, Step.BUILD)
+    wheels = (
+        f"The closure of {', '.join(given.size.packages)} in base-v4's lock: {len(given.packages)} wheels of "
+        f"{given.bytes / 1e6:.0f} MB. Written by `python -m benchmarks.build --size {given.size.name}`."
     )
+    limits_table = limits.table(median([one.wall for one in ours_build]), median([one.cpu for one in ours_build]))
+    parts = [
+        f"# Building, pushing and pulling beside docker and buildah, {given.size.name}, {began:%Y-%m-%d}",
+        wheels,
+        description(bench, versions),
+        f"{main_table(results)}\n\nRatio: the peer's seconds over ours.",
+        facts_table(facts),
+        f"## What is compared\n\n{NOTES}",
+        f"## Each step\n\n{detail_table(results)}",
+        f"## The limit\n\n{limits_table}",
+    ]
+    return "\n\n".join(parts)
+
+
+def description(bench: Bench, versions: list[tuple[str, str]]) -> str:
+    """Return the machine, the versions and the number of runs as a list."""
+    revision = bench.runner.quietly("git", "-C", ROOT, "describe", "--always", "--dirty")
+    runs = ", ".join(f"{side.value} {len(bench.results.of(side, Step.BUILD))}" for side in Side)
+    load = "{:.1f}, {:.1f}, {:.1f} in the last 1, 5, 15 minutes".format(*os.getloadavg())
+    own = [("envbuilder", f"revision {revision}"), ("runs", runs), ("load at the end", load)]
+    return "\n".join(f"- {name}: {value}" for name, value in [*machine(bench.work), *versions, *own])
 
 
 NOTES = """\
@@ -300,7 +312,8 @@ NOTES = """\
   computes both digests of every layer.
 - MB made: for envbuilder the compressed layers of packages, for docker the uncompressed layer; at a rebuild, what has
   to be pushed. MB moved: what the registry got, or holds of the image.
-- CPU seconds include those of the engine's daemon and what it started, not the registry's."""
+- CPU seconds include those of the engine's daemon and what it started, not the registry's. Cores busy with others
+  counts whatever else ran, the registry included: far above it, or where nothing is pushed, compare the CPU seconds."""
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+    from typing import Any, TypeAlias
+
+    TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -63,11 +66,11 @@ class Reached:
         finally:
             sys.settrace(None)
 
-    def _call(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., object] | None:
+    def _call(self, frame: FrameType, _event: str, _argument: Any) -> TraceFunction | None:
         self._last = 0
         return self._line if frame.f_code.co_filename in TRACED else None
 
-    def _line(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., object]:
+    def _line(self, frame: FrameType, _event: str, _argument: Any) -> TraceFunction:
         self.steps.add((frame.f_code.co_filename, self._last, frame.f_lineno))
         self._last = frame.f_lineno
         return self._line

@@ -28,7 +28,8 @@ class CommandFailedError(Exception):
 class Measured:
     """One command: wall and CPU seconds, peak memory of its largest process in bytes, what it printed.
 
-    ``size`` counts the bytes it made or moved, None where nobody asks.
+    ``size`` counts the bytes it made or moved, None where nobody asks. ``others`` says how many cores were busy with
+    something else meanwhile: where that is much, the seconds say little.
     """
 
     wall: float
@@ -36,6 +37,7 @@ class Measured:
     peak: int
     stdout: str = ""
     size: int | None = None
+    others: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,18 @@ class Runner:
         """
         argv = [str(word) for word in words]
         os.sync()
-        before = sum(_tree_cpu(daemon) for daemon in self.daemons)
+        before, busy = sum(_tree_cpu(daemon) for daemon in self.daemons), _busy()
         with _PeakWatch(self.daemons) as watch:
             begun = time.monotonic()
-            done = _to_the_end(argv, self.folder, self.log, os.environ | dict(env or {}))
+            done = _to_the_end(argv, self.folder, self.log, os.environ | dict(env or {}), watch)
             wall = time.monotonic() - begun
-        daemons = sum(_tree_cpu(daemon) for daemon in self.daemons) - before
-        own = done.usage.ru_utime + done.usage.ru_stime
-        return Measured(wall, own + daemons, max(done.usage.ru_maxrss * 1024, watch.peak), done.stdout)
+            busy = _busy() - busy
+        cpu = done.usage.ru_utime + done.usage.ru_stime + sum(_tree_cpu(daemon) for daemon in self.daemons) - before
+        peak, others = done.usage.ru_maxrss * 1024, max(0.0, busy - cpu) / wall
+        # Between fork and exec a child has our memory, and the kernel counts that as its peak: what is not above our
+        # own says nothing, and what was seen while it ran counts.
+        told = peak if peak > high_water(os.getpid()) else 0
+        return Measured(wall, cpu, max(told, watch.peak), done.stdout, others=others)
 
     def quietly(self, *words: str | Path, env: Mapping[str, str] | None = None) -> str:
         """Run a command whose cost does not count; return what it printed."""
@@ -76,12 +82,16 @@ class _Done:
     usage: resource.struct_rusage
 
 
-def _to_the_end(argv: Sequence[str], folder: Path, log: IO[bytes], env: Mapping[str, str]) -> _Done:
+def _to_the_end(
+    argv: Sequence[str], folder: Path, log: IO[bytes], env: Mapping[str, str], watch: _PeakWatch | None = None
+) -> _Done:  # fmt: skip
     log.write(f"$ {' '.join(argv)}\n".encode())
     log.flush()
     process = subprocess.Popen(
         argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
     )
+    if watch is not None:
+        watch.add(process.pid)
     try:
         stdout = process.stdout.read() if process.stdout is not None else ""
         # wait4 and not wait: it alone says what this child, and nobody else's, has used.
@@ -101,43 +111,44 @@ def _to_the_end(argv: Sequence[str], folder: Path, log: IO[bytes], env: Mapping[
 
 
 class _PeakWatch:
-    """Watches the daemons and what they start: ``peak`` is the largest resident size that any process reached.
+    """Watches processes and what they start: ``peak`` is the largest resident size that any of them reached, in bytes.
 
     The kernel keeps each process's high-water mark, so that looking now and then is enough.
     """
 
     def __init__(self, daemons: Sequence[int]) -> None:
         self.peak = 0
-        self._daemons = daemons
+        self._roots = list(daemons)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
+    def add(self, pid: int) -> None:
+        """Watch one more process."""
+        self._roots.append(pid)
+
     def __enter__(self) -> Self:
-        for daemon in self._daemons:
-            for pid in _tree(daemon):
-                try:
-                    Path(f"/proc/{pid}/clear_refs").write_text("5")  # proc(5): reset the high-water mark
-                except OSError:
-                    continue
-        if self._daemons:
-            self._thread.start()
+        for pid in [pid for root in self._roots for pid in tree(root)]:
+            try:
+                Path(f"/proc/{pid}/clear_refs").write_text("5")  # proc(5): reset the high-water mark
+            except OSError:
+                continue
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._daemons:
-            self._thread.join()
-            self._look()
+        self._thread.join()
+        self._look()
 
     def _watch(self) -> None:
         while not self._stop.wait(_SAMPLE_SECONDS):
             self._look()
 
     def _look(self) -> None:
-        self.peak = max([self.peak, *(_high_water(pid) for daemon in self._daemons for pid in _tree(daemon))])
+        self.peak = max([self.peak, *(high_water(pid) for root in self._roots for pid in tree(root))])
 
 
-def _tree(root: int) -> list[int]:
+def tree(root: int) -> list[int]:
     """Return a process and its living descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 (a Path for each of hundreds of processes, five times a second)
@@ -153,7 +164,19 @@ def _tree(root: int) -> list[int]:
 
 def _tree_cpu(root: int) -> float:
     """Return the CPU seconds of a process's tree. Who ended was waited for, and is counted by its parent."""
-    return sum(sum(map(int, fields[11:15])) for pid in _tree(root) if (fields := _stat(pid))) / _TICKS
+    return sum(sum(map(int, fields[11:15])) for pid in tree(root) if (fields := _stat(pid))) / _TICKS
+
+
+def _busy() -> float:
+    """Return the seconds that all cores together have worked since the machine started."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, _lines("/proc/stat")[0].split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+def started(pid: int) -> str | None:
+    """Return when a process started, in the kernel's ticks, which tells it from a later one of its pid; None when gone."""
+    fields = _stat(pid)
+    return fields[19] if fields else None
 
 
 def _stat(pid: int) -> list[str]:
@@ -164,7 +187,8 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _high_water(pid: int) -> int:
+def high_water(pid: int) -> int:
+    """Return the largest resident size that a process has reached, in bytes; 0 when it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -16,10 +16,10 @@ from envbuilder.lock.files import write_lock
 from envbuilder.lock.indexconfig import Indexes
 from envbuilder.lock.model import Lock
 from envbuilder.run import find
+from envbuilder.spec.catalog import Catalog
 from envbuilder.spec.environment import read_environment
-from envbuilder.spec.recipe import DebianBase, read_recipe
 from envbuilder.store.store import Store
-from envbuilder.system.debian import system_plan
+from envbuilder.system.lockfile import read_system_lock
 from envbuilder.wheels.fetch import fetch
 
 if TYPE_CHECKING:
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from benchmarks.wheelset import Size
     from envbuilder.lock.model import Package
     from envbuilder.oci.model import Image
+    from envbuilder.system.apt import DebianPackage
 
 ROOT = Path(__file__).parents[1]
 #: The image that is measured, and the one it stands on for the peers: system and interpreter, no packages.
 NAME, BASE = "bench", "bench-base"
+RECIPE = "default"
 REGISTRY_NAME = "ours/bench"
 _INSECURE = "--insecure-policy"
 
@@ -63,7 +65,7 @@ def prepare(size: Size, lock: Lock, source: Store, work: Path, runner: Runner) -
     """Make everything that is not measured; wheels that ``source`` does not have are fetched into it."""
     packages = closure(lock, size.packages)
     catalog, altered = work / "catalog", work / "changed"
-    recipe = read_recipe(ROOT / "images" / "default.toml")
+    recipe = Catalog(ROOT).recipe(RECIPE)
     complete = write_environment(catalog, NAME, lock, packages)
     fetch(packages, source, Indexes(None, (), http.new_session()))
     seed = Store(store_in(work / "seed"))
@@ -78,29 +80,27 @@ def prepare(size: Size, lock: Lock, source: Store, work: Path, runner: Runner) -
     link(other / small.file, seed.blob(now.digest))
     write_environment(altered, NAME, lock, tuple(now if p == small else p for p in packages))
     write_environment(catalog, BASE, lock, ())
-    if isinstance(recipe.base, DebianBase):
-        _seed_debs(recipe.base, source, seed)
+    for package in _debs():
+        # What the source store does not have, the base's build fetches.
+        if source.has(package.digest):
+            link(source.blob(package.digest), seed.blob(package.digest))
     runner.quietly(program(), "build", BASE, env=environment(work / "seed", catalog))
     stage = plan(complete, None, recipe.layering)[0]
     group = next(group for group in stage.groups if small in group.packages)
     return Input(size, packages, wheels, work / "seed", catalog, altered, other / small.file, group.packages)
 
 
-def _seed_debs(base: DebianBase, source: Store, seed: Store) -> None:
-    """Give the seed what ``source`` knows of the base, so that no mirror is asked when it is there already."""
-    known = source.root / "known" / "system-plan"
-    if known.is_dir():
-        shutil.copytree(known, seed.root / "known" / "system-plan")
-        for package in system_plan(base, seed).packages:
-            if source.has(package.digest):
-                link(source.blob(package.digest), seed.blob(package.digest))
+def _debs() -> set[DebianPackage]:
+    files = Catalog(ROOT).system_lock_files(RECIPE)
+    return {package for file in files for package in read_system_lock(file).plan.packages}
 
 
 def write_environment(folder: Path, name: str, lock: Lock, packages: Sequence[Package]) -> Lock:
     """Write an environment of exactly these packages, its lock and the default recipe to a catalog; return the lock."""
     for part in ("environments", "lockfiles", "images"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ROOT / "images" / "default.toml", folder / "images" / "default.toml")
+    for file in (ROOT / "images" / f"{RECIPE}.toml", *Catalog(ROOT).system_lock_files(RECIPE)):
+        shutil.copyfile(file, folder / file.relative_to(ROOT))
     requires = "".join(f'    "{package.name}=={package.version}",\n' for package in packages)
     file = folder / "environments" / f"{name}.toml"
     file.write_text(
@@ -131,7 +131,7 @@ def environment(cache: Path, catalog: Path) -> dict[str, str]:
 
 def fresh_cache(given: Input, cache: Path) -> None:
     """Make a cache folder whose store has the wheels, the base's layers and no package layer: hard links, no bytes."""
-    shutil.copytree(given.seed, cache, copy_function=lambda a, b: link(Path(a), Path(b)))
+    shutil.copytree(given.seed, cache, symlinks=True, copy_function=lambda a, b: link(Path(a), Path(b)))
 
 
 def build(runner: Runner, cache: Path, catalog: Path) -> tuple[Measured, Image]:
@@ -155,14 +155,18 @@ def image_of(cache: Path, name: str) -> Image:
 def push(runner: Runner, cache: Path, name: str, address: str) -> Measured:
     """Push with skopeo, the stand-in for a client of our own."""
     where = f"docker://{address}/{REGISTRY_NAME}:{name}"
-    return runner.run([find("skopeo"), _INSECURE, "copy", "--dest-tls-verify=false", f"oci:{store_in(cache)}:{name}", where])
+    return runner.run(
+        [find("skopeo"), _INSECURE, "copy", "--dest-tls-verify=false", f"oci:{store_in(cache)}:{name}", where]
+    )
 
 
 def pull(runner: Runner, cache: Path, address: str) -> Measured:
     """Pull with skopeo into a store that does not exist yet, the stand-in for a client of our own."""
     store_in(cache).parent.mkdir(parents=True)
     where = f"docker://{address}/{REGISTRY_NAME}:{NAME}"
-    return runner.run([find("skopeo"), _INSECURE, "copy", "--src-tls-verify=false", where, f"oci:{store_in(cache)}:{NAME}"])
+    return runner.run(
+        [find("skopeo"), _INSECURE, "copy", "--src-tls-verify=false", where, f"oci:{store_in(cache)}:{NAME}"]
+    )
 
 
 def launch(runner: Runner, cache: Path, catalog: Path, *words: str) -> Measured:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import CommandFailedError, Measured, Runner
+from benchmarks.measure import CommandFailedError, Measured, Runner, started, tree
 from benchmarks.ours import BASE, store_in
 from benchmarks.wheelset import link
 from envbuilder.run import find
@@ -276,12 +276,16 @@ def _daemon(argv: list[str | Path], log: Path) -> Iterator[subprocess.Popen[byte
     try:
         yield process
     finally:
+        below = {pid: started(pid) for pid in tree(process.pid)}
         process.terminate()
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+        for pid, when in below.items():  # a build that was broken off may have left its container
+            if when is not None and started(pid) == when:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _unmount(folder: Path) -> None:

@@ -84,7 +84,10 @@ def median(values: Sequence[float]) -> float | None:
 
 def main_table(results: Results) -> str:
     """Return the table of medians with ratios: how many times longer the peer takes than we do."""
-    lines = ["| seconds, medians | envbuilder | docker | ratio | buildah | ratio | to reach |", "|---|--:|--:|--:|--:|--:|---|"]
+    lines = [
+        "| seconds, medians | envbuilder | docker | ratio | buildah | ratio | to reach |",
+        "|---|--:|--:|--:|--:|--:|---|",
+    ]
     for row in ROWS:
         ours, docker, buildah = (results.wall(side, *row.steps) for side in Side)
         cells = [seconds(ours), seconds(docker), ratio(docker, ours), seconds(buildah), ratio(buildah, ours), row.reach]
@@ -95,8 +98,8 @@ def main_table(results: Results) -> str:
 def detail_table(results: Results) -> str:
     """Return a row for each side and step: every run, CPU seconds, peak memory, bytes."""
     lines = [
-        "| step | who | seconds, each run | CPU seconds | peak MB (largest process) | MB made or moved |",
-        "|---|---|---|--:|--:|--:|",
+        "| step | who | seconds, each run | CPU seconds | peak MB (largest process) | MB made or moved | cores busy with others |",
+        "|---|---|---|--:|--:|--:|--:|",
     ]
     for step in Step:
         for side in Side:
@@ -105,17 +108,18 @@ def detail_table(results: Results) -> str:
             walls = ", ".join(f"{one.wall:.2f}" for one in runs[:_SHOWN]) + (" ..." if len(runs) > _SHOWN else "")
             sizes = [one.size for one in runs if one.size is not None]
             cells = [
-                step.value, side.value, walls, seconds(median([one.cpu for one in runs])),
-                megabytes(max(one.peak for one in runs)) if step in _WITH_PEAK else "",
+                step.value, side.value, walls, seconds(median([one.cpu for one in runs])) if step in _COUNTED else "",
+                megabytes(max(one.peak for one in runs)) if step in _COUNTED else "",
                 megabytes(max(sizes)) if sizes else "",
+                f"{median([one.others for one in runs]) or 0:.1f}" if step in _COUNTED else "",
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 _SHOWN = 5
-#: Where memory is asked about; a container's own processes are nobody's peak.
-_WITH_PEAK = {Step.BUILD, Step.PUSH, Step.PULL, Step.START, Step.REBUILD}
+#: Where CPU and memory are told; those of what runs in a container are not its starter's.
+_COUNTED = {Step.BUILD, Step.PUSH, Step.PULL, Step.START, Step.AGAIN, Step.REBUILD}
 
 
 def facts_table(facts: Iterable[tuple[str, str, str]]) -> str:
@@ -126,7 +130,9 @@ def facts_table(facts: Iterable[tuple[str, str, str]]) -> str:
 
 def seconds(value: float | None) -> str:
     """Return seconds for a cell; small ones with three digits behind the point."""
-    return "n/a" if value is None else f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    return (
+        "n/a" if value is None else f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    )
 
 
 def ratio(peer: float | None, ours: float | None) -> str:

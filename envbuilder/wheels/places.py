@@ -14,7 +14,7 @@ from typing import Final
 _LONGEST_NAME: Final = 255  # bytes; Linux's NAME_MAX
 _LONGEST_PATH: Final = 4096 - 256  # bytes; Linux's PATH_MAX, less room for the prefix
 _DEEPEST: Final = 100  # folders
-_BYTECODE: Final = len(".cpython-312.pyc") - len(".py")  # bytes that the name of a source's bytecode has more
+_BYTECODE: Final = ".cpython-312.pyc"  # names of bytecode must not be too long either
 _SITE: Final = "lib/python3.*/site-packages"
 _SCHEMES: Final = {
     "purelib": _SITE,
@@ -23,6 +23,8 @@ _SCHEMES: Final = {
     "scripts": "bin",
     "data": "",
 }
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MINOR: Final = re.compile(r"(lib|include/site)/python3\.\d+(?=/|$)")
 #: Folders that every image has, whatever the wheel.
 FOLDERS: Final = frozenset({"", "bin", "lib", "lib/python3.*", _SITE})
@@ -54,16 +56,16 @@ def name_refusal(name: str) -> str | None:
     Names that differ in case alone are fine: images are Linux. So are spaces and dots at the end.
     """
     parts = name.split("/")
-    if ".." in parts or name.startswith("/") or "\\" in name or re.match(r"[A-Za-z]:", name):
+    if ".." in parts or name.startswith("/") or "\\" in name or _DRIVE.match(name):
         return "leaves the installation prefix"
-    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in name):
+    if _CONTROL.search(name):
         return "has a control character in its name"
-    if name == "." or posixpath.normpath(name) != name:
+    if "" in parts or "." in parts:
         return "has a name that is not a plain path"
     if len(parts) > _DEEPEST or len(name.encode()) > _LONGEST_PATH:
         return "has a path that is too long"
-    longest = _LONGEST_NAME - (_BYTECODE if name.endswith(".py") else 0)
-    if any(len(part.encode()) > _LONGEST_NAME for part in parts) or len(parts[-1].encode()) > longest:
+    bytecode = name.removesuffix(".py") + _BYTECODE if name.endswith(".py") else name
+    if len(bytecode) > _LONGEST_NAME // 4 and any(len(part.encode()) > _LONGEST_NAME for part in bytecode.split("/")):
         return "has a name that is too long"
     return None
 

@@ -98,6 +98,8 @@ def read_members(source: Source, *, most: int, largest: int) -> list[Member]:
     headers = list(_headers(source.read(directory.offset, directory.size), directory.count))
     in_place = sorted(range(len(headers)), key=lambda index: headers[index].offset)
     bounds = [*(headers[index].offset for index in in_place), directory.offset]
+    if in_place and bounds[-2] >= directory.offset:
+        raise ZipError("does not lie before the central directory", member=headers[in_place[-1]].name)
     if bounds[0] != 0:
         raise ZipError(f"has {bounds[0]} bytes before its first member")
     data = [0] * len(headers)
@@ -192,7 +194,7 @@ def _headers(data: bytes, count: int) -> Iterator[_Header]:
 
 def _header(fields: Sequence[int], raw_name: bytes, raw_extra: bytes) -> _Header:
     flags, method, crc32, packed, size = fields[3], fields[4], *fields[7:10]
-    name = raw_name.decode("utf-8" if flags & _UTF8 else "cp437", "replace")  # for errors, until it is known to be good
+    name = _shown(raw_name, flags)
     extra = _extra(raw_extra, name)
     size, packed, offset, disk = _wide(
         extra, [(size, _MAX32), (packed, _MAX32), (fields[16], _MAX32), (fields[13], _MAX16)], name
@@ -213,6 +215,11 @@ def _header(fields: Sequence[int], raw_name: bytes, raw_extra: bytes) -> _Header
     return _Header(name, raw_name, flags, method, crc32, packed, size, offset, fields[15])
 
 
+def _shown(raw: bytes, flags: int) -> str:
+    """Decode a name for errors, whatever it is."""
+    return raw.decode("ascii") if raw.isascii() else raw.decode("utf-8" if flags & _UTF8 else "cp437", "replace")
+
+
 def _name(raw: bytes, flags: int, extra: dict[int, bytes], shown: str) -> str:
     """Decode a name: UTF-8 where the archive says so, else code page 437, as zipfile, pip and installer do.
 
@@ -220,6 +227,8 @@ def _name(raw: bytes, flags: int, extra: dict[int, bytes], shown: str) -> str:
     follow: it must be the same bytes.
     """
     unicode_path = extra.get(_UNICODE_PATH)
+    if unicode_path is None and raw.isascii():
+        return shown
     if unicode_path is not None and unicode_path != b"\1" + struct.pack("<L", zlib.crc32(raw)) + raw:
         raise ZipError("has two names", member=shown)
     try:
@@ -263,31 +272,38 @@ def _data_offset(source: Source, header: _Header, end: int) -> int:
     if begin > end:
         raise ZipError("overlaps what comes after it", member=header.name)
     fields = _LOCAL.unpack(source.read(header.offset, _LOCAL.size))
-    signature, _, flags, method, _, _, crc32, packed, size, name_size, extra_size = fields
-    if signature != b"PK\3\4":
+    data: int = begin + sum(fields[-2:])
+    if fields[0] != b"PK\3\4":
         raise ZipError("has no local header", member=header.name)
-    data: int = begin + name_size + extra_size
     if data + header.packed > end:
         raise ZipError("overlaps what comes after it", member=header.name)
-    rest = source.read(begin, name_size + extra_size)
-    extra = _extra(rest[name_size:], header.name)
-    size, packed = _wide(extra, [(size, _MAX32), (packed, _MAX32)], header.name)
-    if rest[:name_size] != header.raw_name or _name(header.raw_name, flags, extra, header.name) != header.name:
-        raise ZipError("has another name in its local header", member=header.name)
+    found = _compared(header, fields, source.read(begin, data - begin))
+    stated = (header.crc32, header.packed, header.size)
+    gap = source.read(data + header.packed, min(end - data - header.packed, _LONGEST_DESCRIPTOR + 1))
+    if header.flags & _DESCRIPTOR:
+        honest = all(value in {0, true} for value, true in zip(found, stated, strict=True))
+        if not honest or gap not in _descriptors(stated):
+            raise ZipError("has another size or CRC-32 in its local header or data descriptor", member=header.name)
+    elif found != stated:
+        raise ZipError("has another size or CRC-32 in its local header", member=header.name)
+    elif gap:
+        raise ZipError("is followed by bytes that belong to no member", member=header.name)
+    return data
+
+
+def _compared(header: _Header, fields: Sequence[int], rest: bytes) -> tuple[int, int, int]:
+    """Return CRC-32 and both sizes of a local header that agrees with ``header`` in all else."""
+    _, _, flags, method, _, _, crc32, packed, size, name_size, _ = fields
     if (flags, method) != (header.flags, header.method):
         raise ZipError("has other flags or another method in its local header", member=header.name)
-    stated, found = (header.crc32, header.packed, header.size), (crc32, packed, size)
-    gap = source.read(data + header.packed, min(end - data - header.packed, _LONGEST_DESCRIPTOR + 1))
-    if not flags & _DESCRIPTOR:
-        if found != stated:
-            raise ZipError("has another size or CRC-32 in its local header", member=header.name)
-        if gap:
-            raise ZipError("is followed by bytes that belong to no member", member=header.name)
-    elif any(value not in {0, true} for value, true in zip(found, stated, strict=True)) or gap not in _descriptors(
-        stated
-    ):
-        raise ZipError("has another size or CRC-32 in its local header or data descriptor", member=header.name)
-    return data
+    if rest[:name_size] != header.raw_name:
+        raise ZipError("has another name in its local header", member=header.name)
+    if len(rest) > name_size:
+        extra = _extra(rest[name_size:], header.name)
+        size, packed = _wide(extra, [(size, _MAX32), (packed, _MAX32)], header.name)
+        if _name(header.raw_name, flags, extra, _shown(header.raw_name, flags)) != header.name:
+            raise ZipError("has another name in its local header", member=header.name)
+    return crc32, packed, size
 
 
 def _descriptors(stated: tuple[int, int, int]) -> set[bytes]:

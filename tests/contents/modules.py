@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import csv
 from functools import cache
 from pathlib import Path, PurePosixPath
+
+from tests.contents.records import read_records
 
 _EXTENSION = (".abi3.so", ".so")
 
@@ -18,13 +19,10 @@ def offered(site: Path) -> dict[str, set[str]]:
     happens, since importing that would show nothing.
     """
     found: dict[str, set[str]] = {}
-    for record in sorted(site.glob("*.dist-info/RECORD")):
-        with record.open(encoding="utf-8", newline="") as file:
-            paths = [PurePosixPath(row[0]) for row in csv.reader(file) if row]
-        for path in paths:
-            name = _module(path, site)
-            if name is not None:
-                found.setdefault(name, set()).add(record.parent.name)
+    for row in read_records(site):
+        name = _module(PurePosixPath(row.path), site)
+        if name is not None:
+            found.setdefault(name, set()).add(row.owner)
     return found
 
 
@@ -35,11 +33,11 @@ def _module(path: PurePosixPath, site: Path) -> str | None:
     if stem is None or not all(part.isidentifier() for part in folders):
         return None
     for depth in range(1, len(folders) + 1):
-        package = site.joinpath(*folders[:depth])
-        if not (package / "__init__.py").exists():
+        init = site.joinpath(*folders[:depth], "__init__.py")
+        if not init.exists():
             continue
-        is_own = depth == len(folders) and stem == "__init__"
-        if depth > 1 or is_own or not _is_idle(package / "__init__.py"):
+        is_itself = depth == len(folders) and stem == "__init__"
+        if depth > 1 or is_itself or not _is_idle(init):
             return ".".join(folders[:depth])
     if stem in {"__init__", "__main__"} or not stem.isidentifier():
         return None
@@ -65,7 +63,7 @@ def _does_nothing(node: ast.stmt) -> bool:
             return True
         case ast.Assign(targets=[ast.Name(id="__path__")]) | ast.Try():
             return "__path__" in ast.unparse(node)
-        case ast.ImportFrom(module="pkgutil") | ast.ImportFrom(module="__future__"):
+        case ast.ImportFrom(module="pkgutil" | "__future__"):
             return True
         case _:
             return False

@@ -11,7 +11,6 @@ import csv
 import gzip
 import hashlib
 import io
-import random
 import struct
 import tarfile
 import warnings
@@ -28,6 +27,7 @@ from envbuilder.wheels.layer import write_wheels
 from tests.wheelmaker import Member, make_wheel, make_zip
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -74,6 +74,19 @@ def rewritten(data: bytes, *, stream: bool = False, zip64: bool = False, comment
     return out.getvalue()
 
 
+def ended_by_zip64(data: bytes, *, more: int = 0) -> bytes:
+    """Return a ZIP without a comment ended as those of more than 65535 members are, with ZIP64's two records.
+
+    ``more`` is how many members it has more than its own end record can say.
+    """
+    _, _, _, _, count, size, offset, _ = struct.unpack("<4s4H2LH", data[-22:])
+    count += more
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, offset)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, len(data) - 22, 1)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    return data[:-22] + record + locator + end
+
+
 def seeds() -> list[bytes]:
     """Return good wheels that use everything a wheel may use, small ones first."""
     small = make_wheel("thing", files={"thing.py": "x = 1\n"}).data
@@ -95,7 +108,8 @@ def seeds() -> list[bytes]:
     folders = make_wheel("thing", extra_members=[Member("thing/", b""), Member(f"{_DIST_INFO}/", b"")]).data
     return [
         small, stored, folders, rewritten(small, stream=True), rewritten(small, zip64=True),
-        rewritten(small, stream=True, zip64=True), rewritten(small, comment=b"a comment"), full,
+        rewritten(small, stream=True, zip64=True), rewritten(small, comment=b"a comment"),
+        ended_by_zip64(small), full,
         rewritten(full, stream=True), rewritten(full, zip64=True),
     ]  # fmt: skip
 
@@ -183,15 +197,13 @@ class Mutator:
 
     def renamed(self, data: bytes) -> bytes:
         """Give a member another name of the same length, here and there."""
-        for _ in range(20):
-            places = _places(data, b"PK\1\2")
-            if not places:
-                return data
-            at = self.rng.choice(places)
-            size = int.from_bytes(data[at + 28 : at + 30], "little")
-            old = data[at + 46 : at + 46 + size]
-            if new := [n for n in (name.encode() for name in _NAMES) if len(n) == size != 0]:
-                return data.replace(old, self.rng.choice(new))
+        if not (places := _places(data, b"PK\1\2")):
+            return data
+        at = self.rng.choice(places)
+        size = int.from_bytes(data[at + 28 : at + 30], "little")
+        old = data[at + 46 : at + 46 + size]
+        if new := [name for name in (name.encode() for name in _NAMES) if len(name) == size != 0]:
+            return data.replace(old, self.rng.choice(new))
         at = self.rng.randrange(max(1, len(old)))
         piece = self.rng.choice(_PIECES)[:1]
         return data.replace(old, old[:at] + piece + old[at + 1 :]) if old else data
@@ -223,8 +235,8 @@ class Mutator:
     def composed(self) -> bytes:
         """Return a ZIP that is right as such, with text or names that are not."""
         rng = self.rng
-        extra = [Member(rng.choice(_NAMES), rng.choice(_PIECES), rng.choice((0o100644, 0o100755, 0o120777, 0o040755, 0, 0o010644)),
-                        rng.choice((0, 8, 8, 8, 12, 14))) for _ in range(rng.choice((0, 0, 1, 1, 2)))]  # fmt: skip
+        extra = [Member(rng.choice(_NAMES), rng.choice(_PIECES), rng.choice((0o100644,) * 9 + (0o100755, 0, 0o120777, 0o040755)),
+                        rng.choice((0,) * 9 + (8,) * 9 + (14,))) for _ in range(rng.choice((0, 0, 1, 1, 2)))]  # fmt: skip
         scripts = rng.choice(
             ("", "[console_scripts]\na = b:c\nd=e:f.g [x]\n", "[gui_scripts]\na/b = c:d\n", "[DEFAULT]\nx=%(y)s\n")
         )
@@ -274,8 +286,16 @@ def _repaired(data: bytes) -> bytes:
     """Make the offsets right again after bytes were put in or taken out, so that what lies deeper is reached."""
     local, central, end = (_places(data, signature) for signature in (b"PK\3\4", b"PK\1\2", b"PK\5\6"))
     changed = bytearray(data)
-    if central and end and len(data) >= end[-1] + 22:
-        struct.pack_into("<HHLL", changed, end[-1] + 8, len(central), len(central), end[-1] - central[0], central[0])
+    if central and end and central[0] <= end[-1] <= len(data) - 22:
+        struct.pack_into(
+            "<HHLL",
+            changed,
+            end[-1] + 8,
+            len(central) & 0xFFFF,
+            len(central) & 0xFFFF,
+            end[-1] - central[0],
+            central[0],
+        )
     if len(local) == len(central):
         for here, there in zip(local, central, strict=True):
             struct.pack_into("<L", changed, there + 42, here)
@@ -349,17 +369,17 @@ def _check(data: bytes, blob: bytes) -> None:
 
 def _check_contents(data: bytes, files: dict[str, bytes]) -> None:
     """What lies in site-packages is what zipfile reads."""
-    ours = {f"{_DIST_INFO}/RECORD", f"{_DIST_INFO}/INSTALLER"}
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in archive.infolist():
             found = files.get(f"{_SITE}/{info.filename}")
-            if found is not None and info.filename not in ours and found != archive.read(info):
+            ours = info.filename.endswith((".dist-info/RECORD", ".dist-info/INSTALLER"))
+            if found is not None and not ours and found != archive.read(info):
                 raise WrongError(f"{info.filename!r} has other bytes than zipfile finds")
 
 
 def _check_record(files: dict[str, bytes]) -> None:
     """RECORD names every file once, with its hash and size, and nothing else."""
-    own = f"{_SITE}/{_DIST_INFO}/RECORD"
+    own = next(name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == _SITE.count("/") + 2)
     seen = set()
     for path, stated, size in csv.reader(io.StringIO(files[own].decode(), newline="")):
         name = _normal(f"{_SITE}/{path}")
