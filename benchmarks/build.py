@@ -69,6 +69,8 @@ def main() -> None:
         _main(_arguments())
     except (CommandFailedError, EnvbuilderError) as error:
         raise SystemExit(str(error)) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def _main(args: argparse.Namespace) -> None:

@@ -30,7 +30,7 @@ PROGRAMS = {
 }  # fmt: skip
 BASE_TAG, TAG = "base", "bench"
 _START_SECONDS = 60.0
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 10.0
 # As uv's documentation advises for images: wheels by bind mount, bytecode compiled, no cache left in the layer. The
 # cache lies on the layer's own file system, so that uv links files into place instead of copying them.
 _DOCKERFILE = """\

@@ -109,7 +109,7 @@ class Built:
         return tuple(sorted(paths))
 
     def inside(self, *words: str, work: Path | None = None) -> str:
-        """Run a command in the image, without network for those that ask for a proxy, and return its output."""
+        """Run a command in the image, with a proxy that is not there, and return its output."""
         options = [word for setting in NO_NETWORK for word in ("--env", setting)]
         done = subprocess.run(
             [sys.executable, "-m", "envbuilder", "launch", NAME, *options, "--", *words], check=False,
@@ -228,7 +228,7 @@ def test_every_module_can_be_imported(built: Built):
     modules = offered(built.site)
     # A distribution without modules has data, or stubs for type checkers.
     without = {row.owner for row in records.read_records(built.site)} - set().union(*modules.values())
-    assert {owner.rpartition("-")[0] for owner in without} == set(FACTS.without_modules)
+    assert {owner.partition("-")[0] for owner in without} == set(FACTS.without_modules)
     assert (
         unexplained(built.attempts({name: ["python", "-c", f"import {name}"] for name in modules}), FACTS.imports) == []
     )

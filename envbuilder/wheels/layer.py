@@ -20,7 +20,7 @@ from envbuilder import report
 from envbuilder.oci.blob import Compression
 from envbuilder.oci.content import Bytes
 from envbuilder.oci.digest import Digest
-from envbuilder.oci.layer import File, LayerWriter
+from envbuilder.oci.layer import File, LayerError, LayerWriter
 from envbuilder.wheels.archive import MemberStream, WheelArchive, WheelError, open_wheel
 from envbuilder.wheels.bytecode import SourceCompiler
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 #: Gives a compiler for the sources of the wheel with this digest (``bytecode.BytecodeCache.of``).
 BytecodeOf: TypeAlias = Callable[[Digest], AbstractContextManager[SourceCompiler]]
+
+
+#: A compiler takes hundreds of bytes of memory for each byte of source. The largest real one known is below this.
+_LARGEST_SOURCE = 4 << 20
 
 
 def write_wheels(
@@ -63,7 +67,7 @@ def write_wheels(
                 installer.install(
                     source, _Destination(writer, source, prefix, compiler), {"INSTALLER": b"envbuilder\n"}
                 )
-            except (InstallerError, InvalidRecordEntry, ValueError) as error:
+            except (InstallerError, InvalidRecordEntry, LayerError, ValueError) as error:
                 raise WheelError(wheel.name, f"cannot be installed: {error}") from error
     return writer.finish()
 
@@ -92,14 +96,17 @@ class _Destination(WheelDestination):
         """Write one file; scripts get the image's interpreter, sources are sent off to be compiled."""
         name = str(path)
         if scheme == "scripts":
+            if isinstance(stream, MemberStream):
+                stream.check(_digest(stream.content))
             with fix_shebang(stream, self._interpreter) as fixed:
                 return self._write(scheme, name, Bytes(fixed.read()), executable=True)
         if not isinstance(stream, MemberStream):
             return self._write(scheme, name, Bytes(stream.read()), executable=is_executable)
-        if self._compiler is not None and name.endswith(".py") and scheme in {"purelib", "platlib"}:
+        compiled = name.endswith(".py") and scheme in {"purelib", "platlib"} and stream.content.size <= _LARGEST_SOURCE
+        if self._compiler is not None and compiled:
             source = b"".join(stream.content.chunks())
             self._compiling.append((name, self._compiler.submit(f"/{self._scheme[scheme]}/{name}", source)))
-        return self._write(scheme, name, stream.content, executable=is_executable)
+        return self._write(scheme, name, stream.content, executable=is_executable, check=stream.check)
 
     def finalize_installation(
         self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
@@ -133,14 +140,24 @@ class _Destination(WheelDestination):
     def _tag(self) -> str:
         return self._scheme["purelib"].split("/lib/python")[-1].split("/")[0].replace(".", "")
 
-    def _write(self, scheme: str, name: str, content: Content, *, executable: bool) -> RecordEntry:
+    def _write(
+        self,
+        scheme: str,
+        name: str,
+        content: Content,
+        *,
+        executable: bool,
+        check: Callable[[Digest], None] = lambda _: None,
+    ) -> RecordEntry:
         path = f"{self._scheme[scheme]}/{name}"
-        if path in self._writer:
+        if self._writer.holds_file(path):
             # Two wheels own one path (namespace packages with an __init__, mostly equal): the first in order stays,
             # so that the layer is the same whatever order the wheels arrived in.
             report.detail(f"{self._source.name}: {name} is there already, from a wheel before it in the same layer")
-            return RecordEntry(name, _hash(_digest(content)), content.size)
-        digest = self._writer.add(File(path, content, 0o755 if executable else 0o644))
+            digest = _digest(content)
+        else:
+            digest = self._writer.add(File(path, content, 0o755 if executable else 0o644)) or _digest(content)
+        check(digest)
         return RecordEntry(name, _hash(digest), content.size)
 
 
@@ -151,8 +168,6 @@ def _digest(content: Content) -> Digest:
     return Digest(sha256.hexdigest())
 
 
-def _hash(digest: Digest | None) -> Hash | None:
+def _hash(digest: Digest) -> Hash:
     """Return a digest as RECORD writes it (PEP 376): base64 for URLs, without padding."""
-    if digest is None:
-        return None
     return Hash("sha256", base64.urlsafe_b64encode(bytes.fromhex(digest.hex)).decode().rstrip("="))

@@ -56,16 +56,16 @@ def problems(root: Path, site: Path) -> list[str]:
     found += [f"{path}: is missing, though {stated[path].owner} states it" for path in stated.keys() - present]
     with ThreadPoolExecutor(2) as pool:
         there = sorted(stated.keys() & present)
-        found += filter(None, pool.map(lambda path: _wrong(root / path, stated[path]), there))
+        found += filter(None, pool.map(lambda path: _wrong(root, path, stated[path]), there))
     return sorted(found)
 
 
-def _wrong(file: Path, row: Row) -> str | None:
+def _wrong(root: Path, path: str, row: Row) -> str | None:
     if not row.hash:
         return None
     method, _, value = row.hash.partition("=")
-    with file.open("rb") as stream:
+    with (root / path).open("rb") as stream:
         actual = base64.urlsafe_b64encode(hashlib.file_digest(stream, method).digest()).decode().rstrip("=")
-    if actual != value or str(file.stat().st_size) != row.size:
-        return f"{file}: is not what the RECORD of {row.owner} states"
+    if actual != value or str((root / path).stat().st_size) != row.size:
+        return f"{path}: is not what the RECORD of {row.owner} states"
     return None

@@ -245,6 +245,6 @@ def test_the_name_of_the_table_is_taken():
 def test_writer_knows_its_paths():
     writer = LayerWriter(io.BytesIO())
     writer.add(File("a/b", Bytes(b"")))
-    assert "a" in writer
-    assert "a/b" in writer
-    assert "a/c" not in writer
+    assert writer.holds_file("a/b")
+    assert not writer.holds_file("a")
+    assert not writer.holds_file("a/c")

@@ -185,6 +185,33 @@ def test_members_that_mislead_are_refused_by_name(tmp_path: Path, compiler: Comp
     assert caught.value.member is not None
 
 
+@pytest.mark.parametrize("where", ["files", "scripts"])
+def test_a_record_that_lies_about_a_file_is_refused(tmp_path: Path, compiler: Compiler, where: str):
+    contents = {"thing/mod.py": "x = 1\n"} if where == "files" else {"tool": "#!python\n"}
+    name = "thing/mod.py" if where == "files" else "thing-1.0.data/scripts/tool"
+    honest = make_wheel("thing", **{where: contents})  # type: ignore[arg-type]
+    with zipfile.ZipFile(io.BytesIO(honest.data)) as archive:
+        rows = archive.read("thing-1.0.dist-info/RECORD").decode().splitlines()
+    hash_of_nothing = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
+    lies = [f"{name},{hash_of_nothing},{row.rpartition(',')[2]}" if row.startswith(f"{name},") else row for row in rows]
+    made = make_wheel("thing", record="\n".join(lies) + "\n", **{where: contents})  # type: ignore[arg-type]
+    with pytest.raises(CorruptContentError, match=f"{name}: does not have the sha256 that RECORD names"):
+        layer_of([made], tmp_path, compiler)
+
+
+def test_a_file_where_another_wheel_has_a_folder_is_refused(tmp_path: Path, compiler: Compiler):
+    wheels = [make_wheel("a", files={"space/a.py": ""}), make_wheel("b", files={"space": "not a folder"})]
+    with pytest.raises(WheelError, match=r"b-1\.0.*space"):
+        layer_of(wheels, tmp_path, compiler)
+
+
+def test_an_enormous_source_gets_no_bytecode(tmp_path: Path, compiler: Compiler):
+    made = make_wheel("thing", files={"small.py": "x = 1\n", "large.py": "x = 1\n" * 800_000})
+    _, members, _ = layer_of([made], tmp_path, compiler)
+    compiled = [name.rpartition("/")[2] for name in members if name.endswith(".pyc")]
+    assert compiled == [f"small.{TAG}.pyc"]
+
+
 def test_a_bytecode_folder_in_a_wheel_is_passed_over(tmp_path: Path, compiler: Compiler):
     made = make_wheel("thing", extra_members=[Member(f"__pycache__/thing.{TAG}.pyc", b"evil")])
     _, _, tar = layer_of([made], tmp_path, compiler)
