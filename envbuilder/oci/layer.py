@@ -92,10 +92,6 @@ class LayerWriter:
         self._paths: dict[str, bool] = {}  # path -> is a directory
         self._toc = TableOfContents() if compression is Compression.GZIP else None
 
-    def holds_file(self, path: str) -> bool:
-        """Return whether something that is no directory lies at ``path``."""
-        return self._paths.get(path) is False
-
     def add(self, entry: Entry) -> Digest | None:
         """Write one entry, and before it the parents that are missing; return the digest of a regular file's bytes.
 

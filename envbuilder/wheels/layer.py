@@ -60,12 +60,13 @@ def write_wheels(
 
     """
     writer = LayerWriter(out, compression)
+    owners: dict[str, tuple[str, Digest]] = {}
     for wheel in wheels:
         compiling = bytecode_of(wheel.digest) if bytecode_of is not None else nullcontext()
         with open_wheel(wheel.path, wheel.name) as source, compiling as compiler:
             try:
                 installer.install(
-                    source, _Destination(writer, source, prefix, compiler), {"INSTALLER": b"envbuilder\n"}
+                    source, _Destination(writer, owners, source, prefix, compiler), {"INSTALLER": b"envbuilder\n"}
                 )
             except (InstallerError, InvalidRecordEntry, LayerError, ValueError) as error:
                 raise WheelError(wheel.name, f"cannot be installed: {error}") from error
@@ -76,8 +77,14 @@ class _Destination(WheelDestination):
     """Takes what installer installs and writes it as entries of a layer."""
 
     def __init__(
-        self, writer: LayerWriter, source: WheelArchive, prefix: InstallPrefix, compiler: SourceCompiler | None
+        self,
+        writer: LayerWriter,
+        owners: dict[str, tuple[str, Digest]],
+        source: WheelArchive,
+        prefix: InstallPrefix,
+        compiler: SourceCompiler | None,
     ) -> None:
+        self._owners = owners  # path -> the wheel it came from and its digest; shared by the wheels of a layer
         self._writer = writer
         self._source = source
         self._interpreter = prefix.interpreter
@@ -150,13 +157,15 @@ class _Destination(WheelDestination):
         check: Callable[[Digest], None] = lambda _: None,
     ) -> RecordEntry:
         path = f"{self._scheme[scheme]}/{name}"
-        if self._writer.holds_file(path):
+        if (owner := self._owners.get(path)) is not None:
             # Two wheels own one path (namespace packages with an __init__, mostly equal): the first in order stays,
             # so that the layer is the same whatever order the wheels arrived in.
-            report.detail(f"{self._source.name}: {name} is there already, from a wheel before it in the same layer")
             digest = _digest(content)
+            if digest != owner[1] and "__pycache__" not in name:
+                report.warning(f"{owner[0]} and {self._source.name} both hold {name}; that of the first is taken")
         else:
             digest = self._writer.add(File(path, content, 0o755 if executable else 0o644)) or _digest(content)
+            self._owners[path] = (self._source.name, digest)
         check(digest)
         return RecordEntry(name, _hash(digest), content.size)
 

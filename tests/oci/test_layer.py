@@ -15,7 +15,7 @@ import zstandard
 from envbuilder.oci.blob import Compression
 from envbuilder.oci.content import Bytes, CorruptContentError, Deflated
 from envbuilder.oci.digest import Digest
-from envbuilder.oci.layer import Directory, Entry, File, Hardlink, LayerError, LayerWriter, Symlink, write_layer
+from envbuilder.oci.layer import Directory, Entry, File, Hardlink, LayerError, Symlink, write_layer
 from envbuilder.oci.tarheader import MTIME
 from envbuilder.oci.toc import LANDMARK, NAME
 
@@ -240,11 +240,3 @@ def read_chunks(blob: bytes, chunks: list[dict[str, Any]], size: int) -> bytes:
 def test_the_name_of_the_table_is_taken():
     with pytest.raises(LayerError):
         write_layer([File("stargz.index.json", Bytes(b""))], io.BytesIO())
-
-
-def test_writer_knows_its_paths():
-    writer = LayerWriter(io.BytesIO())
-    writer.add(File("a/b", Bytes(b"")))
-    assert writer.holds_file("a/b")
-    assert not writer.holds_file("a")
-    assert not writer.holds_file("a/c")

@@ -158,10 +158,24 @@ def test_same_wheels_same_digest_wherever_they_lie(tmp_path: Path, compiler: Com
     assert one == two
 
 
-def test_two_wheels_may_own_one_path(tmp_path: Path, compiler: Compiler):
-    wheels = [make_wheel(n, files={"space/__init__.py": f"# {n}\n", f"space/{n}.py": ""}) for n in ("a", "b")]
+@pytest.mark.parametrize("same", [True, False])
+def test_two_wheels_may_own_one_path(
+    tmp_path: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture, *, same: bool
+):
+    wheels = [
+        make_wheel(name, files={"space/__init__.py": "# same\n" if same else f"# {name}\n", f"space/{name}.py": ""})
+        for name in ("a", "b")
+    ]
     _, _, tar = layer_of(wheels, tmp_path, compiler)
-    assert read(tar, f"{SITE}/space/__init__.py") == b"# a\n"
+    assert read(tar, f"{SITE}/space/__init__.py") == (b"# same\n" if same else b"# a\n")
+    told = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    assert told == (
+        []
+        if same
+        else [
+            "a-1.0-py3-none-any.whl and b-1.0-py3-none-any.whl both hold space/__init__.py; that of the first is taken"
+        ]
+    )
 
 
 @pytest.mark.parametrize(
