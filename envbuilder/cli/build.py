@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
     from envbuilder.images.build import Source
     from envbuilder.lock.indexconfig import Indexes
+    from envbuilder.oci.model import Image
     from envbuilder.spec.catalog import Catalog
     from envbuilder.spec.recipe import Recipe
+    from envbuilder.store.store import Store
     from envbuilder.system.lockfile import SystemLock
 
 
@@ -69,17 +71,21 @@ def run(args: argparse.Namespace) -> int:
         lambda python: LockedWheels(store, open_indexes, python, source.environment, source.lock.input.exclude_newer),
     )
     store.put_image(image, source.name)
-    reference = f"{source.name}@{image.digest}"
+    print(_deliver(args, image, store, source.name))
+    return 0
+
+
+def _deliver(args: argparse.Namespace, image: Image, store: Store, name: str) -> str:
+    """Put the image where it was asked for, and return the reference that is right there."""
     if args.output is not None:
         from envbuilder.images.layout import write_layout
 
-        write_layout(image, store, args.output, source.name)
+        write_layout(image, store, args.output, name)
     if args.load is not None:
         from envbuilder.images.load import load
 
-        reference = load(image, store, args.load, source.name)
-    print(reference)
-    return 0
+        return load(image, store, args.load, name)
+    return f"{name}@{image.digest}"
 
 
 def _explain(catalog: Catalog, source: Source, *, as_json: bool) -> int:

@@ -76,7 +76,7 @@ def rewrite(path: str, data: bytes, move: Move) -> bytes:
 def blot_out(data: bytes, move: Move) -> bytes:
     """Return a program's bytes with the folder of the old prefix, where it is compiled in, written over.
 
-    ``/home/anna/.pyenv/versions/3.12.1`` becomes ``/opt/python///////////////3.12.1``, a path that is not there. That
+    ``/home/anna/pythons/3.12.1`` becomes ``/opt/python////////3.12.1``, a path that is not there. That
     is harmless: the interpreter falls back to it only when no standard library lies beside its program. The last
     component and the length stay, since linkers let strings share their ends: ``3.12.1`` may be the version's own.
     A folder shorter than the new prefix stays as it is.
