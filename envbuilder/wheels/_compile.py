@@ -40,8 +40,19 @@ def compile_source(path: str, source: bytes) -> bytes:
     return header + marshal.dumps(code)
 
 
+def intern_singletons() -> None:
+    """Intern every string of one Latin-1 character, of which there is one object for each in the whole process.
+
+    marshal writes interned strings with another type, and a source that uses such a letter as a name interns it for
+    all sources after it. Interned from the start, it is written the same way always.
+    """
+    for number in range(256):
+        sys.intern(chr(number))
+
+
 def main() -> None:
     """Answer requests until stdin ends."""
+    intern_singletons()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := requests.read(8):
         path_size, source_size = struct.unpack(">LL", head)
