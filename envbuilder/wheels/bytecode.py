@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = Path(__file__).with_name("_compile.py")
 #: Enters layer keys: whatever changes the bytes must change this.
-REVISION = "bytecode 2"
+REVISION = "bytecode 3"
 
 
 class CompilerError(EnvbuilderError):

@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -148,6 +148,18 @@ def test_bytecode_does_not_depend_on_letters_that_were_names_before():
             return fresh.submit("symbols.py", symbols.encode()).result()
 
     assert compile_after() == compile_after(names)
+
+
+def test_bytecode_does_not_depend_on_where_objects_lie():
+    """The compiler merges equal frozensets of two functions or not, by their addresses; ai-v4 had two digests by it."""
+    source = "".join(f"def f{n}(x):\n    return x in {{'one', 'two'}}\n" for n in range(3))
+    with Compiler(Path(sys.executable), workers=1) as compiler:
+        compiled = {compiler.submit("a.py", source.encode()).result() for _ in range(300)}
+    assert len(compiled) == 1
+    namespace: dict[str, Any] = {}
+    exec(marshal.loads(compiled.pop()[16:]), namespace)  # noqa: S102, S302
+    assert namespace["f1"]("one")
+    assert not namespace["f2"]("three")
 
 
 def test_remembered_bytecode_is_used_and_is_the_same(tmp_path: Path):
