@@ -28,27 +28,32 @@ def hold(value: object, kept: list[object]) -> None:
             hold(item, kept)
 
 
-def separate(value: object) -> object:
-    """Return a constant, or a code object with its constants, in which no two frozensets are one object.
+def separate(code: types.CodeType) -> types.CodeType:
+    """Return code in whose constants no two frozensets are one object.
 
     The compiler shares equal frozensets between functions, or does not, by where they happen to lie in memory (seen in
     CPython 3.12), and marshal writes a shared object as a reference. With a copy each, there is one way to write them.
     """
-    if isinstance(value, frozenset):
-        return frozenset(list(value))
-    if isinstance(value, tuple):
-        items = tuple(separate(item) for item in value)
-        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
-    if isinstance(value, types.CodeType):
-        constants = separate(value.co_consts)
-        return value if constants is value.co_consts else value.replace(co_consts=constants)
-    return value
+
+    def copied(value: object) -> object:
+        if isinstance(value, types.CodeType):
+            return separate(value)
+        if isinstance(value, frozenset):
+            return frozenset(list(value))
+        return copied_all(value) if isinstance(value, tuple) else value
+
+    def copied_all(values: tuple[object, ...]) -> tuple[object, ...]:
+        items = tuple(copied(value) for value in values)
+        return items if any(new is not old for new, old in zip(items, values, strict=True)) else values
+
+    constants = copied_all(code.co_consts)
+    return code if constants is code.co_consts else code.replace(co_consts=constants)
 
 
 def compile_source(path: str, source: bytes) -> bytes:
     """Return the .pyc of some source, or nothing when it is not valid Python (templates, Python 2)."""
     try:
-        code: object = compile(source, path, "exec", dont_inherit=True, optimize=0)
+        code = compile(source, path, "exec", dont_inherit=True, optimize=0)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         return b""
     code = separate(code)
