@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import limit, ours, peers
 from benchmarks.measure import CommandFailedError, Runner, machine
-from benchmarks.results import Results, Side, Step, detail_table, facts_table, main_table, median
+from benchmarks.tables import Results, Side, Step, detail_table, facts_table, main_table, median
 from benchmarks.wheelset import SIZES, closure
 from envbuilder.atomic import atomic_file
 from envbuilder.errors import EnvbuilderError

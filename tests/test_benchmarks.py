@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.limit import Limits, Line, Rate, hash_all, members, shares
 from benchmarks.measure import CommandFailedError, Measured, Runner
-from benchmarks.results import Results, Side, Step, detail_table, main_table
+from benchmarks.tables import Results, Side, Step, detail_table, main_table
 from benchmarks.wheelset import changed, closure
 from envbuilder.lock.model import Lock, LockInput, Package, Target
 from envbuilder.oci.digest import Digest
