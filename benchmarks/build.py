@@ -1,4 +1,4 @@
-"""Build, push and pull beside Docker (BuildKit, uv) and buildah: the same wheels, one run, ratios.
+"""Build, push and pull beside Docker (BuildKit, uv), buildah and skopeo: the same wheels, one run, ratios.
 
     python -m benchmarks.build                                   # small: mlflow-skinny, numpy, pandas; a few minutes
     python -m benchmarks.build --size full --output benchmarks/results/build-full.md
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import limit, ours, peers
 from benchmarks.measure import CommandFailedError, Runner, machine
-from benchmarks.tables import Results, Side, Step, detail_table, facts_table, main_table, median
+from benchmarks.tables import Results, Side, Step, copies_table, detail_table, facts_table, main_table, median
 from benchmarks.wheelset import SIZES, closure
 from envbuilder.atomic import atomic_file
 from envbuilder.errors import EnvbuilderError
@@ -144,22 +144,37 @@ def one_run(bench: Bench, number: int, peer_runs: int) -> list[Image]:
 def our_round(bench: Bench) -> list[Image]:
     """Build, push, rebuild, pull, run; return the images before and after the change."""
     given, add = bench.given, _adder(bench, Side.OURS)
-    cache, pulled = bench.work / "one", bench.work / "two"
+    cache, pulled, copied = bench.work / "one", bench.work / "two", bench.work / "three"
     ours.fresh_cache(given, cache)
     measured, image = ours.build(bench.runner, cache, given.catalog)
     add(Step.BUILD, measured)
     add(Step.AGAIN, *(ours.build(bench.runner, cache, given.catalog)[0] for _ in range(_LATER)))
     with peers.registry(bench.work / "registry") as address:
         ours.push(bench.runner, cache, ours.BASE, address)
-        add(Step.PUSH, _with_growth(bench, lambda: ours.push(bench.runner, cache, ours.NAME, address)))
+        push = _with_growth(bench.work / "registry", lambda: ours.push(bench.runner, cache, ours.NAME, address))
+        add(Step.PUSH, push)
+        moved = sum(layer.size for layer in image.manifest.layers)
+        skopeo_round(bench, ours.store_in(cache), moved)
         measured, after = ours.build(bench.runner, cache, given.changed)
         add(Step.REBUILD, replace(measured, size=ours.new_bytes(image, after)))
         shutil.rmtree(cache)
-        moved = sum(layer.size for layer in image.manifest.layers)
+        add(Step.COPY, replace(ours.pull(bench.runner, copied, address, unpack=False), size=moved))
+        shutil.rmtree(copied)
         add(Step.PULL, replace(ours.pull(bench.runner, pulled, address), size=moved))
     _run_it(bench, Side.OURS, lambda *words: ours.launch(bench.runner, pulled, given.catalog, *words))
     shutil.rmtree(pulled)
     return [image, after]
+
+
+def skopeo_round(bench: Bench, store: Path, moved: int) -> None:
+    """Copy our image, which lies in ``store``, to a registry of its own that has the base, and from there."""
+    add, skopeo, layout = _adder(bench, Side.SKOPEO), peers.Skopeo(bench.runner), bench.work / "layout"
+    folder = bench.work / "registry-of-skopeo"
+    with peers.registry(folder) as address:
+        skopeo.push(store, ours.BASE, address)
+        add(Step.PUSH, _with_growth(folder, lambda: skopeo.push(store, ours.NAME, address)))
+        add(Step.COPY, replace(skopeo.pull(ours.NAME, address, layout), size=moved))
+        shutil.rmtree(layout)
 
 
 def docker_round(bench: Bench) -> None:
@@ -172,7 +187,7 @@ def docker_round(bench: Bench) -> None:
         add(Step.AGAIN, *(engine.build(context) for _ in range(_LATER)))
         with peers.registry(bench.work / "registry") as address:
             engine.push_base(address)
-            pushed = _with_growth(bench, lambda: engine.push(address))
+            pushed = _with_growth(bench.work / "registry", lambda: engine.push(address))
             add(Step.PUSH, pushed)
             peers.change_context(bench.given, context)
             # The one layer changes as a whole: its size in the registry is what a rebuild makes anew.
@@ -193,7 +208,7 @@ def buildah_round(bench: Bench) -> None:
         shutil.rmtree(context)
         with peers.registry(bench.work / "registry") as address:
             builder.push_base(address)
-            add(Step.PUSH, _with_growth(bench, lambda: builder.push(address)))
+            add(Step.PUSH, _with_growth(bench.work / "registry", lambda: builder.push(address)))
             builder.forget()
             add(Step.PULL, replace(builder.pull(address), size=peers.stored_bytes(bench.work / "registry")))
 
@@ -214,11 +229,11 @@ def _adder(bench: Bench, side: Side) -> Callable[..., None]:
     return add
 
 
-def _with_growth(bench: Bench, push: Callable[[], Measured]) -> Measured:
+def _with_growth(registry: Path, push: Callable[[], Measured]) -> Measured:
     """Push, and state as its size by how much the registry grew."""
-    before = peers.stored_bytes(bench.work / "registry")
+    before = peers.stored_bytes(registry)
     measured = push()
-    return replace(measured, size=peers.stored_bytes(bench.work / "registry") - before)
+    return replace(measured, size=peers.stored_bytes(registry) - before)
 
 
 def measure_limit(bench: Bench, rounds: int) -> limit.Limits:
@@ -280,6 +295,7 @@ def report(
         wheels,
         description(bench, versions),
         f"{main_table(results)}\n\nRatio: the peer's seconds over ours.",
+        f"The same image, moved as it is:\n\n{copies_table(results)}",
         facts_table(facts),
         f"## What is compared\n\n{NOTES}",
         f"## Each step\n\n{detail_table(results)}",
@@ -291,7 +307,7 @@ def report(
 def description(bench: Bench, versions: list[tuple[str, str]]) -> str:
     """Return the machine, the versions and the number of runs as a list."""
     revision = bench.runner.quietly("git", "-C", ROOT, "describe", "--always", "--dirty")
-    runs = ", ".join(f"{side.value} {len(bench.results.of(side, Step.BUILD))}" for side in Side)
+    runs = ", ".join(f"{side.value} {len(bench.results.of(side, Step.PUSH))}" for side in Side)
     load = "{:.1f}, {:.1f}, {:.1f} in the last 1, 5, 15 minutes".format(*os.getloadavg())
     own = [("envbuilder", f"revision {revision}"), ("runs", runs), ("load at the end", load)]
     return "\n".join(f"- {name}: {value}" for name, value in [*machine(bench.work), *versions, *own])
@@ -305,9 +321,10 @@ NOTES = """\
   local; buildah reads them in place. BuildKit's cache is empty at the first build and kept for the later ones.
 - buildah builds with `--isolation chroot --layers=false` and overlay storage, and keeps no build cache.
 - The registry keeps blobs on the same disk and has the base already when something is pushed.
-- Until envbuilder has a registry client, skopeo pushes from our layout and pulls into it, as the stand-in for both.
-- Pulling begins with nothing, not even the base. `docker pull` and `buildah pull` unpack while they pull; ours unpacks
-  at the first start, so that the sum of the two rows is to be compared.
+- Pulling begins with nothing, not even the base, and everybody unpacks while pulling. What is left for the first start
+  differs (a container's file system, our root of hard links), so that the sum of the two rows is to be compared.
+- skopeo copies our image from the store, which is an OCI layout, to a registry of its own, and from there to another
+  layout. It verifies digests as we do and unpacks nothing, so it is held against `envbuilder pull --no-unpack`.
 - uv verifies no hash of a local wheel and does not see to it that a second build gives the same bytes; our build
   computes both digests of every layer.
 - MB made: for envbuilder the compressed layers of packages, for docker the uncompressed layer; at a rebuild, what has

@@ -92,6 +92,8 @@ class Limits:
             f"{self.sources} of them Python sources."
         )
         rows = [volume, "", "| limit | seconds | CPU seconds | our build / limit | in CPU |", "|---|--:|--:|--:|--:|"]
+        if wall is not None and cpu is not None:
+            rows.append(f"| our build | {wall:.2f} | {cpu:.2f} | | |")
         for line in self.lines:
             ratios = [f"{a / b:.2f}" if a is not None else "" for a, b in ((wall, line.wall), (cpu, line.cpu))]
             rows.append(f"| {line.label} | {line.wall:.2f} | {line.cpu:.2f} | {' | '.join(ratios)} |")

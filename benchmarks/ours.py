@@ -15,7 +15,6 @@ from envbuilder.lock.drift import lock_input
 from envbuilder.lock.files import write_lock
 from envbuilder.lock.indexconfig import Indexes
 from envbuilder.lock.model import Lock
-from envbuilder.run import find
 from envbuilder.spec.catalog import Catalog
 from envbuilder.spec.environment import read_environment
 from envbuilder.store.store import Store
@@ -36,7 +35,6 @@ ROOT = Path(__file__).parents[1]
 NAME, BASE = "bench", "bench-base"
 RECIPE = "default"
 REGISTRY_NAME = "ours/bench"
-_INSECURE = "--insecure-policy"
 
 
 @dataclass(frozen=True)
@@ -153,24 +151,19 @@ def image_of(cache: Path, name: str) -> Image:
 
 
 def push(runner: Runner, cache: Path, name: str, address: str) -> Measured:
-    """Push with skopeo, the stand-in for a client of our own."""
-    where = f"docker://{address}/{REGISTRY_NAME}:{name}"
-    return runner.run(
-        [find("skopeo"), _INSECURE, "copy", "--dest-tls-verify=false", f"oci:{store_in(cache)}:{name}", where]
-    )
+    """Push an image of the store."""
+    words = [program(), "push", name, f"{address}/{REGISTRY_NAME}:{name}"]
+    return runner.run(words, {"XDG_CACHE_HOME": str(cache)})
 
 
-def pull(runner: Runner, cache: Path, address: str) -> Measured:
-    """Pull with skopeo into a store that does not exist yet, the stand-in for a client of our own."""
-    store_in(cache).parent.mkdir(parents=True)
-    where = f"docker://{address}/{REGISTRY_NAME}:{NAME}"
-    return runner.run(
-        [find("skopeo"), _INSECURE, "copy", "--src-tls-verify=false", where, f"oci:{store_in(cache)}:{NAME}"]
-    )
+def pull(runner: Runner, cache: Path, address: str, *, unpack: bool = True) -> Measured:
+    """Pull the image into a store that does not exist yet, and unpack it meanwhile."""
+    words = [program(), "pull", f"{address}/{REGISTRY_NAME}:{NAME}", *([] if unpack else ["--no-unpack"])]
+    return runner.run(words, {"XDG_CACHE_HOME": str(cache)})
 
 
 def launch(runner: Runner, cache: Path, catalog: Path, *words: str) -> Measured:
-    """Run a command in the image; the first time, its layers are unpacked."""
+    """Run a command in the image; the first time, its root is made of the unpacked layers."""
     return runner.run([program(), "launch", NAME, "--", *words], environment(cache, catalog))
 
 

@@ -1,4 +1,4 @@
-"""The peers: a registry, a Docker engine and buildah, each with everything it keeps in one folder of the benchmark."""
+"""The peers: a registry, a Docker engine, buildah and skopeo, each with all it keeps in one folder of the benchmark."""
 
 from __future__ import annotations
 
@@ -223,6 +223,25 @@ def buildah(folder: Path, runner: Runner) -> Iterator[Buildah]:
     finally:
         _unmount(folder)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Skopeo:
+    """Copies images between layouts and registries as they are; it builds nothing and unpacks nothing."""
+
+    runner: Runner
+
+    def push(self, layout: Path, name: str, address: str) -> Measured:
+        """Copy an image of a layout, which our store is, to a registry."""
+        where = f"docker://{address}/peer/skopeo:{name}"
+        return self._copy("--dest-tls-verify=false", f"oci:{layout}:{name}", where)
+
+    def pull(self, name: str, address: str, layout: Path) -> Measured:
+        """Copy an image of a registry to a layout that does not exist yet."""
+        return self._copy("--src-tls-verify=false", f"docker://{address}/peer/skopeo:{name}", f"oci:{layout}:{name}")
+
+    def _copy(self, *words: str) -> Measured:
+        return self.runner.run([find("skopeo"), "--insecure-policy", "copy", "-q", *words])
 
 
 def versions(runner: Runner) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ class Side(Enum):
     OURS = "envbuilder"
     DOCKER = "docker"
     BUILDAH = "buildah"
+    SKOPEO = "skopeo"
 
 
 class Step(Enum):
@@ -27,6 +28,7 @@ class Step(Enum):
     BUILD = "build: wheels local, no package layer cached"
     PUSH = "push to a registry on loopback that has the base"
     PULL = "pull, nothing cached"
+    COPY = "pull without unpacking, nothing cached"
     START = "unpack what is still to unpack, and run `true`"
     FIRST_IMPORT = "first import"
     LATER_IMPORT = "later imports"
@@ -54,6 +56,13 @@ ROWS = (
     Row(Step.AGAIN.value, (Step.AGAIN,), "0.3 s"),
     Row(Step.REBUILD.value, (Step.REBUILD,), "2 s"),
     Row(Step.LAUNCH.value, (Step.LAUNCH,)),
+)
+
+
+#: What is only moved, beside what does nothing else.
+COPIES = (
+    Row(Step.PUSH.value, (Step.PUSH,)),
+    Row(Step.COPY.value, (Step.COPY,)),
 )
 
 
@@ -89,9 +98,18 @@ def main_table(results: Results) -> str:
         "|---|--:|--:|--:|--:|--:|---|",
     ]
     for row in ROWS:
-        ours, docker, buildah = (results.wall(side, *row.steps) for side in Side)
+        ours, docker, buildah = (results.wall(side, *row.steps) for side in (Side.OURS, Side.DOCKER, Side.BUILDAH))
         cells = [seconds(ours), seconds(docker), ratio(docker, ours), seconds(buildah), ratio(buildah, ours), row.reach]
         lines.append(f"| {row.label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def copies_table(results: Results) -> str:
+    """Return the table of medians for moving one image as it is, beside skopeo."""
+    lines = ["| seconds, medians | envbuilder | skopeo copy | ratio |", "|---|--:|--:|--:|"]
+    for row in COPIES:
+        ours, skopeo = (results.wall(side, *row.steps) for side in (Side.OURS, Side.SKOPEO))
+        lines.append(f"| {row.label} | {seconds(ours)} | {seconds(skopeo)} | {ratio(skopeo, ours)} |")
     return "\n".join(lines)
 
 
@@ -119,7 +137,7 @@ def detail_table(results: Results) -> str:
 
 _SHOWN = 5
 #: Where CPU and memory are told; those of what runs in a container are not its starter's.
-_COUNTED = {Step.BUILD, Step.PUSH, Step.PULL, Step.START, Step.AGAIN, Step.REBUILD}
+_COUNTED = {Step.BUILD, Step.PUSH, Step.PULL, Step.COPY, Step.START, Step.AGAIN, Step.REBUILD}
 
 
 def facts_table(facts: Iterable[tuple[str, str, str]]) -> str:

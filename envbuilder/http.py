@@ -27,6 +27,7 @@ from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
     IncompleteRead,
+    InvalidHeader,
     NameResolutionError,
     ReadTimeoutError,
     SSLError,
@@ -37,7 +38,7 @@ from envbuilder import __version__, parallel
 from envbuilder.errors import InputError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -45,7 +46,9 @@ if TYPE_CHECKING:
 
 #: Bodies are read in pieces of at most this many bytes: what is lost when a connection breaks.
 CHUNK = 1 << 16
-_TEMPORARY = frozenset({429, 500, 502, 503, 504})
+#: Statuses after which the same request may well succeed a little later.
+TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})
+_READ_ONLY = frozenset({"GET", "HEAD"})
 _CONNECT_SECONDS = 15.0
 _READ_SECONDS = 60.0
 _MOST_RETRY_AFTER = 60.0
@@ -100,19 +103,28 @@ def redact(url: str) -> str:
     return urlunsplit((parts.scheme, f"****@{host}" if at and user else host, parts.path, "", ""))
 
 
-def new_session(*, connections: int = 16, retries: int = 4, backoff: float = 0.5) -> requests.Session:
+def new_session(
+    *,
+    connections: int = 16,
+    retries: int = 4,
+    backoff: float = 0.5,
+    methods: Collection[str] = _READ_ONLY,
+    tls: ssl.SSLContext | None = None,
+) -> requests.Session:
     """Return a session that threads may share, for ``connections`` at once to one host.
 
-    A request is repeated up to ``retries`` times when the connection fails or the status says to come back later,
-    after ``backoff`` seconds doubled each time with jitter, or after what Retry-After says, up to a minute.
+    A request by one of ``methods`` is repeated up to ``retries`` times when the connection fails or the status says to
+    come back later, after ``backoff`` seconds doubled each time with jitter, or after what Retry-After says, up to a
+    minute. ``tls`` may bring a client's certificate, and authorities in addition to the machine's; it must be this
+    session's own.
     """
     session = requests.Session()
     session.headers["User-Agent"] = f"envbuilder/{__version__}"
     retry = _Retry(
-        total=retries, backoff_factor=backoff, backoff_jitter=backoff, backoff_max=20, status_forcelist=_TEMPORARY,
-        allowed_methods={"GET", "HEAD"}, raise_on_status=False, respect_retry_after_header=True,
+        total=retries, backoff_factor=backoff, backoff_jitter=backoff, backoff_max=20, status_forcelist=TEMPORARY,
+        allowed_methods=set(methods), raise_on_status=False, respect_retry_after_header=True,
     )  # fmt: skip
-    adapter = _Adapter(max_retries=retry, pool_connections=8, pool_maxsize=connections)
+    adapter = _Adapter(tls, max_retries=retry, pool_connections=8, pool_maxsize=connections)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
     session.mount("file://", _FileAdapter())
@@ -136,8 +148,45 @@ def get(
         InputError: it is no URL.
 
     """
+    with send(session, "GET", url, headers=headers) as response:
+        if response.status_code in {404, 410}:
+            raise NotFoundError(url)
+        if response.status_code in {401, 403, 407}:
+            raise RefusedError(url, response.status_code)
+        if response.status_code >= 400 and response.status_code != 416:
+            raise OutOfReachError(url, f"the server answers with status {response.status_code}")
+        yield response
+
+
+def send(
+    session: requests.Session,
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | Iterable[bytes] | None = None,
+    auth: requests.auth.AuthBase | None = None,
+    redirects: bool = True,
+    read_seconds: float | None = None,
+) -> requests.Response:
+    """Send one request and return the answer, whatever its status, with its body not read yet; the caller closes it.
+
+    ``auth`` replaces what the machine's netrc says. A ``body`` that is not bytes must have a length and be good for
+    being sent again when the session repeats the method. ``read_seconds`` is how long the server may stay silent.
+
+    Raises:
+        OutOfReachError: there was no answer, after the session's retries.
+        InputError: it is no URL.
+
+    """
+    timeout = None if read_seconds is None else (_CONNECT_SECONDS, read_seconds)
+    # The variables that name certificate files must not turn verification on again where the session has it off.
+    verify = False if session.verify is False else None
     try:
-        response = session.get(url, headers=headers, stream=True)
+        return session.request(
+            method, url, headers=headers, data=body, auth=auth, stream=True, allow_redirects=redirects,
+            timeout=timeout, verify=verify,
+        )  # fmt: skip
     except (
         requests.exceptions.InvalidURL,
         requests.exceptions.MissingSchema,
@@ -148,14 +197,15 @@ def get(
         raise OutOfReachError(url, _reason(error)) from error
     except OSError as error:
         raise OutOfReachError(url, str(error), hint="check the variables that name certificate files") from error
-    with response:
-        if response.status_code in {404, 410}:
-            raise NotFoundError(url)
-        if response.status_code in {401, 403, 407}:
-            raise RefusedError(url, response.status_code)
-        if response.status_code >= 400 and response.status_code != 416:
-            raise OutOfReachError(url, f"the server answers with status {response.status_code}")
-        yield response
+
+
+def retry_after(response: requests.Response) -> float | None:
+    """Return the seconds that an answer asks to wait (Retry-After), at most a minute; None when it does not."""
+    header = response.headers.get("Retry-After")
+    try:
+        return None if header is None else min(Retry().parse_retry_after(header), _MOST_RETRY_AFTER)
+    except InvalidHeader:
+        return None
 
 
 def chunks(response: requests.Response, *, decode: bool = False) -> Iterator[bytes]:
@@ -171,6 +221,18 @@ def chunks(response: requests.Response, *, decode: bool = False) -> Iterator[byt
             yield data
     except (HTTPError, OSError) as error:
         raise BrokenOffError(response.url, _reason(error)) from error
+
+
+def piece(response: requests.Response) -> bytes:
+    """Return what has come of a response's body, as sent: up to ``CHUNK`` bytes, none at its end; waits for the first.
+
+    Raises: as ``chunks``.
+    """
+    try:
+        data: bytes = response.raw.read1(CHUNK, decode_content=False)
+    except (HTTPError, OSError) as error:
+        raise BrokenOffError(response.url, _reason(error)) from error
+    return data
 
 
 def read(session: requests.Session, url: str, *, headers: Mapping[str, str] | None = None) -> Page:
@@ -214,6 +276,21 @@ class _Retry(Retry):
 
 
 class _Adapter(HTTPAdapter):
+    def __init__(self, tls: ssl.SSLContext | None, **options: Any) -> None:
+        self._tls = tls
+        super().__init__(**options)
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        if self._tls is not None:
+            options["ssl_context"] = self._tls
+        super().init_poolmanager(*args, **options)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> urllib3.ProxyManager:
+        if self._tls is not None:
+            options["ssl_context"] = self._tls
+        manager: urllib3.ProxyManager = super().proxy_manager_for(proxy, **options)
+        return manager
+
     def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
         if options.get("timeout") is None:
             options["timeout"] = (_CONNECT_SECONDS, _read_seconds())

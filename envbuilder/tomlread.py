@@ -37,11 +37,22 @@ def load(file: Path) -> Table:
 
     """
     try:
-        return Table(tomllib.loads(file.read_text(encoding="utf-8")), file)
+        return parse(file.read_text(encoding="utf-8"), file)
     except OSError as error:
         raise TomlError(file, "", f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TomlError(file, "", f"is not UTF-8: byte {error.start}") from error
+
+
+def parse(text: str, file: Path) -> Table:
+    """Return the table that a text is; ``file`` is where it came from, for errors.
+
+    Raises:
+        TomlError: it is not TOML.
+
+    """
+    try:
+        return Table(tomllib.loads(text), file)
     except tomllib.TOMLDecodeError as error:
         raise TomlError(file, "", f"is not valid TOML: {error}") from error
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.limit import Limits, Line, Rate, hash_all, members, shares
 from benchmarks.measure import CommandFailedError, Measured, Runner
-from benchmarks.tables import Results, Side, Step, detail_table, main_table
+from benchmarks.tables import Results, Side, Step, copies_table, detail_table, main_table
 from benchmarks.wheelset import changed, closure
 from envbuilder.lock.model import Lock, LockInput, Package, Target
 from envbuilder.oci.digest import Digest
@@ -83,6 +83,17 @@ def test_the_tables_show_medians_ratios_and_what_is_missing():
     assert "| **build + push** | 4.00 | 80.00 | 20.0 | n/a | n/a | 20 times docker |" in table
     assert "| pull, nothing cached | n/a | n/a | n/a | n/a | n/a |" in table
     assert "| envbuilder | 1.00, 9.00, 2.00 | 2.00 | 100 | 5.00 | 0.0 |" in detail
+
+
+def test_an_image_that_is_only_moved_is_held_against_skopeo():
+    results = Results()
+    results.add(Side.OURS, Step.COPY, Measured(2.0, 1.0, 10**7))
+    results.add(Side.SKOPEO, Step.COPY, Measured(3.0, 1.0, 10**7))
+
+    table = copies_table(results)
+
+    assert "| pull without unpacking, nothing cached | 2.00 | 3.00 | 1.5 |" in table
+    assert "| push to a registry on loopback that has the base | n/a | n/a | n/a |" in table
 
 
 def test_the_limit_is_held_against_our_build():

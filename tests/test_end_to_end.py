@@ -53,6 +53,18 @@ print("imported", len(sys.argv) - 1)
 """
 
 
+#: Run a command from a small process: what starts a program passes its own size on as the program's peak. Writes the
+#: peak of the largest process that ran, in kB, to a file.
+MEASURE = """
+import pathlib, resource, subprocess, sys
+code = subprocess.run(sys.argv[2:], check=False).returncode
+pathlib.Path(sys.argv[1]).write_text(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+raise SystemExit(code)
+"""
+#: The design's bound for a build, in bytes; it holds for the largest of its processes.
+MOST_MEMORY = 512 << 20
+
+
 class Machine:
     """A machine with an empty cache folder."""
 
@@ -61,19 +73,25 @@ class Machine:
 
     def envbuilder(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"XDG_CACHE_HOME": str(self.cache)} | variables
-        return subprocess.run(
-            [sys.executable, "-m", "envbuilder", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
-        )
+        words = (sys.executable, "-c", MEASURE, str(self.peak_file), sys.executable, "-m", "envbuilder", *words)
+        return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
     def build(self, name: str, **variables: str) -> str:
         done = self.envbuilder("build", name, **variables)
         assert done.returncode == 0, done.stderr
+        peak = int(self.peak_file.read_text()) << 10
+        assert peak < MOST_MEMORY, f"{peak >> 20} MiB in the largest process"
         return done.stdout
 
     def inside(self, name: str, *words: str) -> str:
         done = self.envbuilder("launch", name, "--", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    @property
+    def peak_file(self) -> Path:
+        """Where the peak memory of the last command stands."""
+        return self.cache.parent / "peak"
 
     @property
     def store(self) -> Store:

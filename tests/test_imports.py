@@ -10,21 +10,22 @@ import pytest
 import envbuilder
 
 PACKAGE = Path(envbuilder.__file__).parent
-LEAVES = {"errors", "report", "run", "parallel", "tomlread", "tomlwrite", "http", "atomic", "__init__"}
+LEAVES = {"errors", "report", "run", "parallel", "memory", "tomlread", "tomlwrite", "http", "atomic", "__init__"}
 #: Room -> the rooms it may import, besides the leaves and itself.
 ALLOWED = {
     "oci": set(),
     "spec": set(),
     "store": {"oci"},
+    "registry": {"oci"},
     "lock": {"spec", "oci.digest"},
     "wheels": {"spec", "lock", "oci", "store"},
     "system": {"spec", "lock.drift", "oci", "store"},
-    "images": {"spec", "lock", "oci", "store", "wheels", "system"},
+    "images": {"spec", "lock", "oci", "store", "registry", "wheels", "system"},
     "launch": {"spec", "oci", "store"},
-    "cli": {"spec", "lock", "oci", "store", "wheels", "system", "images", "launch"},
+    "cli": {"spec", "lock", "oci", "store", "registry", "wheels", "system", "images", "launch"},
 }
 #: Leaf -> the leaves it may import.
-LEAF_ORDER = ["__init__", "errors", "report", "parallel", "run", "atomic", "tomlread", "tomlwrite", "http"]
+LEAF_ORDER = ["__init__", "errors", "report", "parallel", "memory", "run", "atomic", "tomlread", "tomlwrite", "http"]
 STANDALONE = {"wheels/_compile.py"}
 
 

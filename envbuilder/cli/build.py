@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envbuilder.cli.buildcache import configure_cache
+
 if TYPE_CHECKING:
     import argparse
 
     from envbuilder.images.build import Source
-    from envbuilder.lock.indexconfig import Indexes
+    from envbuilder.images.cachedbuild import Wanted
     from envbuilder.oci.model import Image
     from envbuilder.spec.catalog import Catalog
     from envbuilder.spec.recipe import Recipe
@@ -21,30 +23,41 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.epilog = (
-        "Prints the image's reference with its digest, and nothing else, on stdout.\n\n"
+        "Prints the image's reference with its digest, and nothing else, on stdout; with --push, that in the registry.\n\n"
         "example: docker run --rm $(envbuilder build base-v4 --load docker) python -c 'import torch'"
     )
     parser.add_argument("environment", metavar="ENV")
     parser.add_argument(
         "--extra", action="append", default=[], metavar="NAME", help="add an optional part (flash-attn)"
     )
+    parser.add_argument(
+        "--base",
+        metavar="REF",
+        help="build on this image, by tag or digest, instead of the recipe's base (docs/IMAGE.md)",
+    )
     parser.add_argument("--load", choices=("docker", "podman"), help="put the image into this engine")
+    parser.add_argument("--push", metavar="REF", help="push the image to a registry: registry/repository:tag")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the image as an OCI layout to DIR")
-    parser.add_argument("--compression", choices=("gzip", "zstd", "none"), help="instead of the recipe's choice")
+    parser.add_argument(
+        "--compression", choices=("gzip", "zstd", "none"), help="of all layers, instead of the recipe's choice"
+    )
     parser.add_argument("--explain", action="store_true", help="show the plan of layers and build nothing")
     parser.add_argument("--json", action="store_true", help="with --explain: a JSON document on stdout")
     parser.add_argument("--index-url", metavar="URL", help="the package index, instead of the configured one")
+    configure_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Build, deliver, print the reference."""
-    from envbuilder.images.build import build
+    from envbuilder.cli.buildcache import make, means_for
+    from envbuilder.cli.push import destination, push_built
+    from envbuilder.images.build import with_base
     from envbuilder.spec.catalog import find_catalog
     from envbuilder.store.store import Store, default_root
-    from envbuilder.wheels.supply import LockedWheels
 
     catalog = find_catalog(Path.cwd())
-    source = read_source(catalog, args.environment)
+    target = destination(args.push) if args.push is not None else None
+    source = read_source(catalog, args.environment, base=args.base)
     if args.compression is not None:
         layering = replace(source.recipe.layering, compression=args.compression)
         source = replace(source, recipe=replace(source.recipe, layering=layering))
@@ -52,27 +65,27 @@ def run(args: argparse.Namespace) -> int:
         return _explain(catalog, source, as_json=args.json)
     store = Store(default_root())
 
-    def open_indexes() -> Indexes:
-        from envbuilder import http
-        from envbuilder.lock.indexconfig import Indexes
-
-        return Indexes(args.index_url, source.environment.indexes, http.new_session())
-
-    if args.extra:
-        from envbuilder.images.extras import find_extra, provide_extra
-
-        found = [find_extra(source.environment, name) for name in dict.fromkeys(args.extra)]
-        source = replace(
-            source, extras=tuple(provide_extra(extra, source.lock, store, open_indexes()) for extra in found)
-        )
-    image = build(
-        source,
-        store,
-        lambda python: LockedWheels(store, open_indexes, python, source.environment, source.lock.input.exclude_newer),
-    )
-    store.put_image(image, source.name)
-    print(_deliver(args, image, store, source.name))
+    source = with_base(source, store)
+    # The layers of an image that is only pushed need not come here: the registry may have them.
+    here = target is None or args.load is not None or args.output is not None
+    built = make(args, catalog, _wanted(args, source), means_for(source, store, args.index_url), fetch=here)
+    image, source = built.image, built.source
+    if here or all(store.has(layer.digest, layer.size) for layer in image.manifest.layers):
+        store.put_image(image, source.name)
+    delivered = _deliver(args, image, store, source.name)
+    print(delivered if target is None else push_built(built, store, target))
     return 0
+
+
+def _wanted(args: argparse.Namespace, source: Source) -> Wanted:
+    """Return what is to be made: the environment with its extras."""
+    from envbuilder.images.cachedbuild import Wanted
+
+    if not args.extra:
+        return Wanted(source, ())
+    from envbuilder.images.extras import find_extra
+
+    return Wanted(source, tuple(find_extra(source.environment, name) for name in dict.fromkeys(args.extra)))
 
 
 def _deliver(args: argparse.Namespace, image: Image, store: Store, name: str) -> str:
@@ -120,13 +133,17 @@ def _explain(catalog: Catalog, source: Source, *, as_json: bool) -> int:
     return 0
 
 
-def read_source(catalog: Catalog, name: str) -> Source:
-    """Read an environment, its recipe and their locks, and make sure that these are not stale."""
+def read_source(catalog: Catalog, name: str, *, base: str | None = None) -> Source:
+    """Read an environment, its recipe and their locks, and make sure that these are not stale.
+
+    ``base`` refers to an image that takes the place of the recipe's base.
+    """
     from envbuilder import report
     from envbuilder.errors import NoError
     from envbuilder.images.build import Source
     from envbuilder.lock.drift import drift
     from envbuilder.lock.files import read_lock
+    from envbuilder.spec.recipe import ImageBase
 
     environment = catalog.environment(name)
     parent = catalog.parent(environment)
@@ -138,6 +155,8 @@ def read_source(catalog: Catalog, name: str) -> Source:
     if environment.status == "deprecated":
         report.warning(f"{name} is deprecated; it is supported until {environment.end_of_support}")
     recipe = catalog.recipe(name)
+    if base is not None:
+        recipe = replace(recipe, base=ImageBase(base))
     return Source(environment, lock, parent_lock, recipe, system=_read_system_lock(catalog, recipe, name))
 
 

@@ -43,24 +43,15 @@ def run(args: argparse.Namespace) -> int:
         CommandNotFoundError, HostError: see ``Engine``.
 
     """
-    from envbuilder.errors import InputError
+    from envbuilder.cli.stored import stored_image
     from envbuilder.launch.engines import engine
     from envbuilder.launch.job import Job
-    from envbuilder.spec.catalog import find_catalog
     from envbuilder.store.store import Store, default_root
 
     chosen = engine(args.engine)
     job = Job(args.environment, command(args.words), Path.cwd(), variables(args.env))
     store = Store(default_root())
-    digest = store.find_image(args.environment)
-    if digest is None:
-        # A name that no environment has gets the nearest one. An image with extras is named `<environment>+<extra>`.
-        find_catalog(Path.cwd()).environment(args.environment.partition("+")[0])
-        raise InputError(
-            f"there is no image of `{args.environment}` on this machine",
-            hint=f"build it: `envbuilder build {args.environment}`",
-        )
-    image = store.image(digest)
+    image = stored_image(store, args.environment)
     return chosen.run(job, image.config, make_ready(args.engine, store, image, args.environment))
 
 

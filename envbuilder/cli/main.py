@@ -20,7 +20,10 @@ COMMANDS = {
     "show": "show an environment and its packages",
     "lock": "resolve environments into locks",
     "build": "build an environment's image",
+    "push": "push an environment's image to a registry",
+    "pull": "pull an image from a registry, ready to run",
     "launch": "run a command in an environment's image",
+    "cache": "look after the store on this machine",
 }
 _ISSUES = "the project's issue tracker"
 
@@ -32,7 +35,8 @@ class _Parser(argparse.ArgumentParser):
         hint = f"see `{self.prog} --help`"
         if "invalid choice" in message:
             word = message.split("'")[1]
-            hint = did_you_mean(word, COMMANDS) or hint
+            known = [str(name) for action in self._actions for name in action.choices or ()]
+            hint = did_you_mean(word, known) or hint
         raise InputError(message, hint=hint)
 
 

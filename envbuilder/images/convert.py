@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from envbuilder import parallel, report
 from envbuilder.images.packages import KIND
+from envbuilder.memory import release_large_buffers, trim
 from envbuilder.wheels.bytecode import Compiler
 from envbuilder.wheels.layer import write_wheels
 from envbuilder.wheels.remembered import BytecodeCache
@@ -32,6 +33,8 @@ def convert(
 
     """
     cores = parallel.cores()
+    release_large_buffers()
+    trim()  # of what fetching left
     report.step(f"making {len(jobs)} layers of {sum(len(job.wheels) for job in jobs)} wheels")
     with (
         report.task("layers", sum(job.size for job in jobs)) as task,
@@ -45,6 +48,7 @@ def convert(
             with store.writer() as blob:
                 layer = write_wheels(job.wheels, prefix, bytecode_of, blob.file, compression)
                 blob.commit(layer.digest)
+            trim()
             store.remember(KIND, job.key, layer.to_json())
             report.detail(f"layer {layer.digest} ({layer.size} bytes): {job.title}")
             task.advance(job.size)

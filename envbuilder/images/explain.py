@@ -31,20 +31,20 @@ def explain(stages: Sequence[Stage], others: Mapping[str, Sequence[Stage]]) -> l
     having: dict[tuple[str, ...], set[str]] = {}
     for name, plan in others.items():
         for group in (group for stage in plan for group in stage.groups):
-            having.setdefault(_content(group), set()).add(name)
+            having.setdefault(content(group), set()).add(name)
     return [
         Row(
             environment=stage.lock.environment,
             title=group.title,
             packages=tuple(f"{package.name} {package.version}" for package in group.packages),
             size=group.size,
-            shared=tuple(sorted(having.get(_content(group), ()))),
+            shared=tuple(sorted(having.get(content(group), ()))),
         )
         for stage in stages
         for group in stage.groups
     ]
 
 
-def _content(group: Group) -> tuple[str, ...]:
+def content(group: Group) -> tuple[str, ...]:
     """Return what makes two layers the same: the packages' files, by digest and in order, and how they are built."""
     return tuple(f"{package.digest}{package.build or ''}" for package in group.packages)

@@ -74,6 +74,11 @@ def prebuilt_url(extra: Extra, lock: Lock) -> str | None:
     return re.sub(r"\{([^}]*)\}", lambda match: values[match[1]], extra.wheel)
 
 
+def extra_url(extra: Extra, lock: Lock) -> str | None:
+    """Return where the extra's prebuilt wheel is fetched: the environment variable's URL, else as ``prebuilt_url``."""
+    return os.environ.get(variable(extra)) or prebuilt_url(extra, lock)
+
+
 def provide_extra(extra: Extra, lock: Lock, store: Store, indexes: Indexes) -> Group:
     """Bring an extra's wheels into the store and return them as the group of one layer.
 
@@ -85,7 +90,7 @@ def provide_extra(extra: Extra, lock: Lock, store: Store, indexes: Indexes) -> G
 
     """
     packages = []
-    url = os.environ.get(variable(extra)) or prebuilt_url(extra, lock)
+    url = extra_url(extra, lock)
     for number, text in enumerate(extra.requires):
         name, version = _pinned(extra, text)
         locked = lock.by_name.get(name)

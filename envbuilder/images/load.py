@@ -111,8 +111,8 @@ def _documents(image: Image, tag: str) -> Iterator[tuple[str, bytes]]:
     yield "oci-layout", b'{"imageLayoutVersion":"1.0.0"}'
     yield "index.json", canonical_json(index)
     yield "manifest.json", canonical_json([saved])
-    yield _path(own.digest), image.manifest.to_bytes()
-    yield _path(image.manifest.config.digest), image.config.to_bytes()
+    yield _path(own.digest), image.documents.manifest
+    yield _path(image.manifest.config.digest), image.documents.config
 
 
 def _path(digest: Digest) -> str:

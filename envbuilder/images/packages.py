@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from envbuilder.oci.blob import Compression
 from envbuilder.oci.model import ImageFormatError, Layer
+from envbuilder.store.marks import known_files
 from envbuilder.wheels.key import layer_key
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from envbuilder.images.layering import Group
     from envbuilder.lock.model import Package
+    from envbuilder.oci.digest import Digest
     from envbuilder.store.store import Store
     from envbuilder.wheels.key import InstallPrefix, WheelFile
 
@@ -70,7 +73,7 @@ class PackageLayers:
         packages = [package for group in groups for package in group.packages]
         wheels = self.supply.wheels(packages)
         jobs = [self._job(group, [wheels[package.name] for package in group.packages]) for group in groups]
-        layers = {job.key: layer for job in jobs if (layer := self._known(job.key)) is not None}
+        layers = {job.key: layer for job in jobs if (layer := known_layer(self.store, job.key)) is not None}
         if missing := [(group, job) for group, job in zip(groups, jobs, strict=True) if job.key not in layers]:
             # Only now: importing what reads and writes wheels takes longer than all of the above.
             from envbuilder.images.convert import convert  # noqa: PLC0415
@@ -85,9 +88,22 @@ class PackageLayers:
         key = layer_key(wheels, self.prefix, self.python_version, self.compression)
         return Job(group.title, group.size, tuple(wheels), key)
 
-    def _known(self, key: str) -> Layer | None:
-        try:
-            layer = Layer.from_json(self.store.recall(KIND, key))
-        except ImageFormatError:
-            return None
-        return layer if self.store.has(layer.digest) else None
+
+def known_layer(store: Store, key: str) -> Layer | None:
+    """Return the layer that the store remembers by this key, if it still has it."""
+    try:
+        layer = Layer.from_json(store.recall(KIND, key))
+    except ImageFormatError:
+        return None
+    return layer if store.has(layer.digest, layer.size) else None
+
+
+def tar_sizes(store: Store) -> dict[Digest, int]:
+    """Return the uncompressed sizes of the layers that were made here or came from a cache."""
+    sizes = {}
+    for path, document in known_files(store):
+        if path.parent.name == KIND:
+            with suppress(ImageFormatError):
+                layer = Layer.from_json(document)
+                sizes[layer.digest] = layer.tar_size
+    return sizes

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 #: Where the driver is put in the image, as NVIDIA's container images expect it.
 FOLDER = "/usr/local/nvidia"
-_DEVICES = re.compile(r"nvidia.*|infiniband|gdrdrv")
-_LIBRARIES = re.compile(r"lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\.[0-9]+)*")
-_CACHE_LINE = re.compile(r"\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.*)")
+_NETWORK_DEVICES = {"infiniband", "gdrdrv"}
+# Not compiled here: that would cost every launch on a host without GPUs.
+_LIBRARIES = r"lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[a-z0-9-]+)\.so(\.[0-9]+)*"
+_CACHE_LINE = r"\s+(?P<name>\S+) \((?P<kind>[^)]*)\) => (?P<path>/.*)"
 _TOOLS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced")
 
 
@@ -33,7 +34,7 @@ class Driver:
 
 def device_nodes(names: Iterable[str]) -> tuple[str, ...]:
     """Return the paths of the names in /dev that a GPU job needs: GPUs, InfiniBand, GPUDirect copy."""
-    return tuple(f"/dev/{name}" for name in sorted(names) if _DEVICES.fullmatch(name))
+    return tuple(f"/dev/{name}" for name in sorted(names) if name.startswith("nvidia") or name in _NETWORK_DEVICES)
 
 
 def driver_libraries(cache: str) -> tuple[tuple[str, str], ...]:
@@ -43,8 +44,8 @@ def driver_libraries(cache: str) -> tuple[tuple[str, str], ...]:
     """
     found: dict[str, str] = {}
     for line in cache.splitlines():
-        entry = _CACHE_LINE.fullmatch(line)
-        if entry and _LIBRARIES.fullmatch(entry["name"]) and "64" in entry["kind"]:
+        entry = re.fullmatch(_CACHE_LINE, line)
+        if entry and re.fullmatch(_LIBRARIES, entry["name"]) and "64" in entry["kind"]:
             found.setdefault(entry["name"], entry["path"])
     return tuple((path, f"{FOLDER}/lib64/{name}") for name, path in sorted(found.items()))
 

@@ -71,7 +71,15 @@ def read_lock(file: Path) -> Lock:
     if not file.exists():
         name = file.name.removesuffix(".lock.toml")
         raise LockMissingError(f"{file} does not exist", hint=f"run `envbuilder lock {name}`")
-    table = tomlread.load(file)
+    return _read(tomlread.load(file))
+
+
+def parse_lock(text: str, file: Path) -> Lock:
+    """Return the lock that a text is; ``file`` is where it came from, for errors. Raises as ``read_lock``."""
+    return _read(tomlread.parse(text, file))
+
+
+def _read(table: Table) -> Lock:
     if (schema := table.integer("schema")) != SCHEMA:
         hint = "write it anew with `envbuilder lock`" if schema < SCHEMA else "use a newer envbuilder"
         raise table.error("schema", f"is {schema}; this envbuilder reads {SCHEMA}", hint=hint)

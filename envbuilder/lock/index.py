@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from html.parser import HTMLParser
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
@@ -168,14 +169,19 @@ class Index:
 
 
 def _from_json(body: bytes, located: Callable[[str], str], only: str | None) -> Iterator[IndexFile]:
-    document = json.loads(body)
+    # Large pages take tens of megabytes as objects: what is not asked for is dropped as it is read.
+    document = json.loads(body, object_hook=None if only is None else partial(_unless_another, only))
     version = str(document["meta"]["api-version"])
     if version.partition(".")[0] != "1":
         message = f"it is of version {version} of the API, not 1"
         raise ValueError(message)
     for entry in document["files"]:
-        if _is_asked_for(entry["filename"], only):
+        if entry is not None and _is_asked_for(entry["filename"], only):
             yield _json_file(entry, located(entry["url"]))
+
+
+def _unless_another(only: str, found: dict[str, Any]) -> dict[str, Any] | None:
+    return found if found.get("filename", only) == only else None
 
 
 def _is_asked_for(file: str, only: str | None) -> bool:

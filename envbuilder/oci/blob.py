@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 #: Our own data is cut into gzip members of this many bytes.
 MEMBER = 1 << 20
+_GATHER = 1 << 17
 _ZSTD_LEVEL = 3
 
 
@@ -60,22 +61,45 @@ class Blob(Protocol):
         """End the blob, with ``footer`` as it is behind it; return digest and size."""
 
 
-class _Sink:
-    """Writes to a file, hashing and counting."""
+class Sum:
+    """A SHA-256 and the size of bytes that come in many small pieces; they also go to ``out`` when there is one.
 
-    def __init__(self, out: BinaryIO) -> None:
+    Small pieces are gathered: hashing and writing give up the interpreter lock, and getting it back costs more than
+    they do.
+    """
+
+    def __init__(self, out: BinaryIO | None = None) -> None:
         self._out = out
         self._sha256 = hashlib.sha256()
+        self._gathered = bytearray()
         self.size = 0
 
     def put(self, data: bytes) -> None:
-        self._out.write(data)
-        self._sha256.update(data)
+        """Take some bytes."""
         self.size += len(data)
+        if len(data) < _GATHER:
+            self._gathered += data
+            if len(self._gathered) < _GATHER:
+                return
+            data = b""
+        self._flush()
+        if data:
+            self._take(data)
 
-    @property
     def digest(self) -> Digest:
+        """Return the digest of all that came; with this, all is written."""
+        self._flush()
         return Digest(self._sha256.hexdigest())
+
+    def _flush(self) -> None:
+        if self._gathered:
+            self._take(self._gathered)
+            self._gathered = bytearray()
+
+    def _take(self, data: bytes | bytearray) -> None:
+        self._sha256.update(data)
+        if self._out is not None:
+            self._out.write(data)
 
 
 class GzipBlob:
@@ -84,7 +108,7 @@ class GzipBlob:
     media_type = LAYER_GZIP
 
     def __init__(self, out: BinaryIO) -> None:
-        self._sink = _Sink(out)
+        self._sink = Sum(out)
         self._literal = bytearray()
 
     def write(self, data: bytes) -> None:
@@ -97,7 +121,7 @@ class GzipBlob:
     def begin(self) -> int:
         """End the member of our own, so that another begins."""
         if self._literal:
-            self._sink.put(gzip.member(bytes(self._literal)))
+            self._sink.put(gzip.member(self._literal))
             self._literal.clear()
         return self._sink.size
 
@@ -120,44 +144,7 @@ class GzipBlob:
         """End the last member."""
         self.begin()
         self._sink.put(footer)
-        return self._sink.digest, self._sink.size
-
-
-class ZstdBlob:
-    """One zstd frame (RFC 8878), by one thread: more would make the bytes depend on their number."""
-
-    media_type = LAYER_ZSTD
-
-    def __init__(self, out: BinaryIO) -> None:
-        self._sink = _Sink(out)
-        self._compressor = zstandard.ZstdCompressor(
-            level=_ZSTD_LEVEL, threads=0, write_content_size=False
-        ).compressobj()
-
-    def write(self, data: bytes) -> None:
-        """Compress the bytes."""
-        self._sink.put(self._compressor.compress(data))
-
-    def begin(self) -> int:
-        """Do nothing: a reader starts at the beginning."""
-        return self._sink.size
-
-    def whole(self, data: bytes) -> int:
-        """Compress the bytes."""
-        offset = self.begin()
-        self.write(data)
-        return offset
-
-    def copy(self, content: Content) -> Iterator[bytes]:
-        """Inflate and compress anew."""
-        for data in content.chunks():
-            self.write(data)
-            yield data
-
-    def finish(self, footer: bytes = b"") -> tuple[Digest, int]:
-        """End the frame."""
-        self._sink.put(self._compressor.flush() + footer)
-        return self._sink.digest, self._sink.size
+        return self._sink.digest(), self._sink.size
 
 
 class TarBlob:
@@ -166,14 +153,14 @@ class TarBlob:
     media_type = LAYER_TAR
 
     def __init__(self, out: BinaryIO) -> None:
-        self._sink = _Sink(out)
+        self._sink = Sum(out)
 
     def write(self, data: bytes) -> None:
         """Write the bytes."""
         self._sink.put(data)
 
     def begin(self) -> int:
-        """Return the offset."""
+        """Return the offset, and end nothing."""
         return self._sink.size
 
     def whole(self, data: bytes) -> int:
@@ -185,18 +172,42 @@ class TarBlob:
     def copy(self, content: Content) -> Iterator[bytes]:
         """Inflate."""
         for data in content.chunks():
-            self._sink.put(data)
+            self.write(data)
             yield data
 
     def finish(self, footer: bytes = b"") -> tuple[Digest, int]:
         """End the blob."""
         self._sink.put(footer)
-        return self._sink.digest, self._sink.size
+        return self._sink.digest(), self._sink.size
+
+
+class ZstdBlob(TarBlob):
+    """One zstd frame (RFC 8878), by one thread: more would make the bytes depend on their number.
+
+    It is read from its beginning: where something begins in it, no reader can start.
+    """
+
+    media_type = LAYER_ZSTD
+
+    def __init__(self, out: BinaryIO) -> None:
+        super().__init__(out)
+        self._compressor = zstandard.ZstdCompressor(
+            level=_ZSTD_LEVEL, threads=0, write_content_size=False
+        ).compressobj()
+
+    def write(self, data: bytes) -> None:
+        """Compress the bytes."""
+        self._sink.put(self._compressor.compress(data))
+
+    def finish(self, footer: bytes = b"") -> tuple[Digest, int]:
+        """End the frame."""
+        self._sink.put(self._compressor.flush())
+        return super().finish(footer)
 
 
 def new_blob(out: BinaryIO, compression: Compression) -> Blob:
     """Return a blob of this compression that is written to ``out``."""
-    blobs: dict[Compression, type[GzipBlob | ZstdBlob | TarBlob]] = {
+    blobs: dict[Compression, type[GzipBlob | TarBlob]] = {
         Compression.GZIP: GzipBlob,
         Compression.ZSTD: ZstdBlob,
         Compression.NONE: TarBlob,

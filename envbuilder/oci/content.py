@@ -104,6 +104,15 @@ class Deflated:
         for _, inflated in self.pairs():
             yield from inflated
 
+    def loaded(self) -> Loaded:
+        """Return the same content, held in memory as it is and inflated; raise as ``pairs`` does."""
+        raw: list[bytes] = []
+        inflated: list[bytes] = []
+        for piece, data in self.pairs():
+            raw.append(piece)
+            inflated += data
+        return Loaded(self.name, self.size, self.crc32, lambda: iter(raw), b"".join(inflated))
+
     def pairs(self) -> Iterator[tuple[bytes, Iterator[bytes]]]:
         """Yield each raw piece with the bytes it inflates to, so that a caller can copy the one and hash the other.
 
@@ -141,3 +150,18 @@ class Deflated:
         tail = inflater.flush() if not inflater.eof else b""
         if tail or not inflater.eof or inflater.unused_data or seen != self.size or crc != self.crc32:
             raise CorruptContentError(f"{self.name}: does not inflate to the {self.size} bytes with the CRC-32 stated")
+
+
+@dataclass(frozen=True)
+class Loaded(Deflated):
+    """A small file that was inflated before, because someone had to read it first: ``data``."""
+
+    data: bytes
+
+    def loaded(self) -> Loaded:
+        """Return this."""
+        return self
+
+    def pairs(self) -> Iterator[tuple[bytes, Iterator[bytes]]]:
+        """Yield the deflate stream with what it inflates to."""
+        yield b"".join(self.raw()), iter((self.data,))

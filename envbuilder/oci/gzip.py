@@ -24,6 +24,6 @@ def trailer(crc32: int, size: int) -> bytes:
     return struct.pack("<LL", crc32, size & 0xFFFFFFFF)
 
 
-def member(data: bytes) -> bytes:
+def member(data: bytes | bytearray) -> bytes:
     """Return one whole gzip member that holds ``data``."""
     return HEADER + bytes(deflate.deflate_compress(data, LEVEL)) + trailer(deflate.crc32(data), len(data))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from envbuilder import parallel
 from envbuilder.errors import EnvbuilderError
-from envbuilder.oci.blob import MEMBER, Compression, new_blob
+from envbuilder.oci.blob import MEMBER, Compression, Sum, new_blob
 from envbuilder.oci.content import Bytes, Deflated
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import Layer
@@ -87,8 +87,7 @@ class LayerWriter:
 
     def __init__(self, out: BinaryIO, compression: Compression = Compression.GZIP) -> None:
         self._blob = new_blob(out, compression)
-        self._tar = hashlib.sha256()
-        self._tar_size = 0
+        self._tar = Sum()
         self._paths: dict[str, bool] = {}  # path -> is a directory
         self._toc = TableOfContents() if compression is Compression.GZIP else None
 
@@ -131,12 +130,11 @@ class LayerWriter:
             table = self._toc.to_bytes()
             toc_digest = Digest.of(table)
             tail = header(NAME, REGULAR, mode=0o644, size=len(table)) + table + bytes(-len(table) % BLOCK) + tail
-        self._tar.update(tail)
-        self._tar_size += len(tail)
+        self._tar.put(tail)
         offset = self._blob.whole(tail)
         digest, size = self._blob.finish(footer(offset) if toc_digest is not None else b"")
         media_type = self._blob.media_type
-        return Layer(digest, size, Digest(self._tar.hexdigest()), self._tar_size, media_type, toc_digest)
+        return Layer(digest, size, self._tar.digest(), self._tar.size, media_type, toc_digest)
 
     def _add_parents(self, path: str) -> None:
         folder = path.rpartition("/")[0]
@@ -156,7 +154,6 @@ class LayerWriter:
             digest = chunks[0].digest
         else:
             digest, chunks = self._put_literal(content)
-        self._tar_size += content.size
         if padding := -content.size % BLOCK:
             self._put(bytes(padding))
         if self._toc is not None:
@@ -169,7 +166,7 @@ class LayerWriter:
         for piece in self._blob.copy(content):
             parallel.checkpoint()
             own.update(piece)
-            self._tar.update(piece)
+            self._tar.put(piece)
         return Chunk(offset, content.size, Digest(own.hexdigest()))
 
     def _put_literal(self, content: Content) -> tuple[Digest, list[Chunk]]:
@@ -179,7 +176,7 @@ class LayerWriter:
             parallel.checkpoint()
             offset = self._blob.begin()
             self._blob.write(block)
-            self._tar.update(block)
+            self._tar.put(block)
             own.update(block)
             chunks.append(
                 Chunk(offset, len(block), Digest.of(block) if content.size > MEMBER else Digest(own.hexdigest()))
@@ -194,8 +191,7 @@ class LayerWriter:
             self._toc.add(path, kind, mode=mode, uid=uid, gid=gid, link=link)
 
     def _put(self, data: bytes) -> None:
-        self._tar.update(data)
-        self._tar_size += len(data)
+        self._tar.put(data)
         self._blob.write(data)
 
 
@@ -209,6 +205,9 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, compression: Compressio
 
 def _blocks(content: Content) -> Iterator[bytes]:
     """Yield a content's bytes in blocks whose sizes depend on its own size alone, not on how they arrive."""
+    if 0 < content.size <= MEMBER:
+        yield b"".join(content.chunks())
+        return
     gathered = bytearray()
     for piece in content.chunks():
         gathered += piece

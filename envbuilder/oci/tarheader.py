@@ -11,6 +11,7 @@ MTIME = 315532800
 REGULAR, HARDLINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
 
 _USTAR = struct.Struct("100s8s8s8s12s12s8sc100s8s32s32s8s8s155s12x")
+_CHECKSUM = slice(148, 156)
 _MTIME = b"%011o\0" % MTIME
 _DEVICE = b"0000000\0"
 _LARGEST = 0o77777777777  # what eleven octal digits hold
@@ -39,8 +40,9 @@ def _ustar(split: tuple[str, str], kind: bytes, numbers: tuple[bytes, ...], link
         name.encode(), *numbers, _MTIME, b" " * 8, kind,
         link.encode(), b"ustar\x0000", b"", b"", _DEVICE, _DEVICE, prefix.encode(),
     ]  # fmt: skip
-    fields[6] = b"%06o\0 " % sum(_USTAR.pack(*fields))
-    return _USTAR.pack(*fields)
+    block = bytearray(_USTAR.pack(*fields))
+    block[_CHECKSUM] = b"%06o\0 " % sum(block)
+    return bytes(block)
 
 
 def _split(path: str) -> tuple[str, str] | None:

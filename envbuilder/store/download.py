@@ -1,48 +1,28 @@
-"""Download one URL into the store: continued where it broke off, verified while it streams, kept only when whole.
-
-What has arrived lies in ``partial/<hex>`` and carries an exclusive lock while someone downloads it, so that two
-processes that want the same file take turns, and the second finds it done. The lock ends with the process.
-"""
+"""Download one URL into the store: continued where it broke off, verified while it streams, kept only when whole."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
 import re
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from envbuilder import http, parallel, report
+from envbuilder import http, report
 from envbuilder.atomic import explain_full_disk
-from envbuilder.errors import EnvbuilderError
-from envbuilder.oci.digest import Digest
+from envbuilder.store.partial import WrongBytesError, open_partial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import requests
 
+    from envbuilder.oci.digest import Digest
+    from envbuilder.store.partial import Partial
     from envbuilder.store.store import Store
 
 #: How often in a row a download may break off without a single new byte.
 _FRUITLESS = 4
 _WAIT_SECONDS = 0.1
-
-
-class WrongBytesError(EnvbuilderError):
-    """What a URL answered is not the file that was to come; nothing of it was kept. ``url`` is redacted."""
-
-    def __init__(self, url: str, expected: str, actual: str) -> None:
-        super().__init__(
-            f"{http.redact(url)}: has {actual} instead of {expected}",
-            hint="the file was replaced there, or a proxy on the way alters it; nothing of it was kept",
-        )
-        self.url = http.redact(url)
-        self.expected = expected
-        self.actual = actual
 
 
 @dataclass(frozen=True)
@@ -66,76 +46,14 @@ def download(source: Source, store: Store, session: requests.Session, on_bytes: 
         DiskFullError: there was no room; what has arrived stays for the next run.
 
     """
-    with explain_full_disk(store.root), _partial(store, source.digest) as file:
-        if file is None:
+    with explain_full_disk(store.root), open_partial(store, source.digest, source.size) as arrived:
+        if arrived is None:
             on_bytes(store.blob(source.digest).stat().st_size)
             return
-        path = store.partial(source.digest)
-        try:
-            _fill(source, session, _Arrived(file, on_bytes))
-        except WrongBytesError:
-            path.unlink()
-            raise
-        os.fsync(file.fileno())
-        path.chmod(0o644)
-        path.rename(store.blob(source.digest))
+        arrived.complete(http.redact(source.url), lambda: _receive(source, session, arrived), on_bytes)
 
 
-def _fill(source: Source, session: requests.Session, arrived: _Arrived) -> None:
-    arrived.rehash(source.size)
-    left = arrived.size
-    _receive(source, session, arrived)
-    if arrived.digest != source.digest and left:
-        # What was left may come from another server, or from before a power cut: the file deserves a second chance.
-        report.detail(f"{http.redact(source.url)}: what an earlier run left of it is of no use; starting again")
-        arrived.reset()
-        _receive(source, session, arrived)
-    if arrived.digest != source.digest:
-        raise WrongBytesError(source.url, str(source.digest), str(arrived.digest))
-
-
-class _Arrived:
-    """The part of a file that is there: its bytes on disk, their hash and number."""
-
-    def __init__(self, file: IO[bytes], on_bytes: Callable[[int], None]) -> None:
-        self._file = file
-        self._on_bytes = on_bytes
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(self._hash.hexdigest())
-
-    def rehash(self, most: int | None) -> None:
-        """Hash what an earlier run left; drop it when it is more than the whole file."""
-        self._file.seek(0)
-        while data := self._file.read(1 << 20):
-            parallel.checkpoint()
-            self._count(data)
-        if most is not None and self.size > most:
-            self.reset()
-
-    def add(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
-        self._count(data)
-
-    def reset(self) -> None:
-        self._file.truncate(0)
-        self._file.seek(0)
-        self._hash = hashlib.sha256()
-        self._on_bytes(-self.size)
-        self.size = 0
-
-    def _count(self, data: bytes) -> None:
-        self._hash.update(data)
-        self.size += len(data)
-        self._on_bytes(len(data))
-
-
-def _receive(source: Source, session: requests.Session, arrived: _Arrived) -> None:
+def _receive(source: Source, session: requests.Session, arrived: Partial) -> None:
     """Ask for what is missing until the server has sent its last byte."""
     fruitless = 0
     while source.size is None or arrived.size < source.size:
@@ -153,7 +71,7 @@ def _receive(source: Source, session: requests.Session, arrived: _Arrived) -> No
         time.sleep(_WAIT_SECONDS * 2**fruitless)
 
 
-def _receive_once(source: Source, session: requests.Session, arrived: _Arrived) -> bool:
+def _receive_once(source: Source, session: requests.Session, arrived: Partial) -> bool:
     """Ask once for the rest; return whether the file is whole as far as the server is concerned."""
     headers = {"Accept-Encoding": "identity"}
     if arrived.size:
@@ -171,12 +89,12 @@ def _receive_once(source: Source, session: requests.Session, arrived: _Arrived) 
                 return False
         if source.size is not None and _total(response) not in {None, source.size}:
             arrived.reset()
-            raise WrongBytesError(source.url, f"{source.size} bytes", f"{_total(response)}")
+            raise WrongBytesError(http.redact(source.url), f"{source.size} bytes", f"{_total(response)}")
         for data in http.chunks(response):
             arrived.add(data)
             if source.size is not None and arrived.size > source.size:
                 arrived.reset()
-                raise WrongBytesError(source.url, f"{source.size} bytes", "more")
+                raise WrongBytesError(http.redact(source.url), f"{source.size} bytes", "more")
         # A server may answer with less than the whole rest.
         return response.status_code == 200 or _total(response) in {None, arrived.size}
 
@@ -194,27 +112,3 @@ def _total(response: requests.Response) -> int | None:
     elif "Content-Encoding" in response.headers:
         text = ""
     return int(text) if text.isdecimal() else None
-
-
-@contextmanager
-def _partial(store: Store, digest: Digest) -> Iterator[IO[bytes] | None]:
-    """Open the partial file of a blob with an exclusive lock, waiting for others; None when the blob is there."""
-    while not store.has(digest):
-        path = store.partial(digest)
-        with path.open("a+b", buffering=0) as file:
-            while not _locked(file):
-                parallel.checkpoint()
-                time.sleep(_WAIT_SECONDS)
-            # Whoever had the lock before us may have renamed the file, or removed it: then ours is not it.
-            if not store.has(digest) and path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                yield file
-                return
-    yield None
-
-
-def _locked(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -2,7 +2,7 @@
 """Make the root folder of an image out of its unpacked layers: directories anew, everything else by hard link.
 
 A second root that shares layers costs directories and links, no bytes. Because the files are shared, a root is only
-ever to be used read-only. Names stay strings for the reason given in ``unpack``.
+ever to be used read-only. Names stay strings for the reason given in ``treewriter``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from envbuilder import parallel, report
 from envbuilder.atomic import atomic_folder, remove_tree
-from envbuilder.store.unpack import IMPLIED, OPAQUE, WHITEOUT, UnpackError, private_folder, unpack_layer
+from envbuilder.store.trees import is_whole, note_made
+from envbuilder.store.treewriter import IMPLIED, OPAQUE, WHITEOUT, UnpackError
+from envbuilder.store.unpack import private_folder, tree_of, unpack_layer
 
 if TYPE_CHECKING:
     from envbuilder.oci.digest import Digest
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 #: What every root has besides the image's own, so that it can be entered without being written to.
 MOUNT_FOLDERS = ("dev", "proc", "run", "sys", "tmp", "usr/local/nvidia/bin", "usr/local/nvidia/lib64")
 MOUNT_FILES = ("etc/hosts", "etc/resolv.conf")
+_AT_ONCE = 8  # layers: each has up to five threads and 40 MiB of buffers (``inflate``)
 
 
 def root_tree(store: Store, image: Image) -> Path:
@@ -35,33 +38,36 @@ def root_tree(store: Store, image: Image) -> Path:
         NotInStoreError: a layer is not in the store.
 
     """
+    store.protect(image.digest)
     root = store.root / "roots" / image.digest.hex
-    if root.exists():
+    if is_whole(store, root):
         return root
     private_folder(root.parent)
     trees = _unpack_all(store, image)
     with store.lock(f"root-{image.digest.hex}"):
-        if not root.exists():
+        if not is_whole(store, root):
+            remove_tree(root)  # what a power cut left of it
             report.detail(f"making the root of {image.digest}")
             with atomic_folder(root) as folder:
                 for tree in trees:
                     _apply(str(tree), str(folder), "")
                 _add_mount_points(str(folder))
                 folder.chmod(0o755)
+                note_made(store, root, folder)
     return root
 
 
 def _unpack_all(store: Store, image: Image) -> list[Path]:
     pairs = list(zip(image.manifest.layers, image.config.diff_ids, strict=True))
-    missing = sum(layer.size for layer, diff_id in pairs if not (store.root / "trees" / diff_id.hex).exists())
+    missing = sum(layer.size for layer, _ in pairs if not tree_of(store, layer).exists())
     largest_first = sorted(pairs, key=lambda pair: -pair[0].size)
     with report.task("unpacking", missing) as task:
 
         def unpack(pair: tuple[Descriptor, Digest]) -> Path:
             return unpack_layer(store, *pair, progress=task.advance)
 
-        parallel.run_all(unpack, largest_first, workers=parallel.cores())
-    return [store.root / "trees" / diff_id.hex for _, diff_id in pairs]
+        parallel.run_all(unpack, largest_first, workers=min(parallel.cores(), _AT_ONCE))
+    return [tree_of(store, layer) for layer, _ in pairs]
 
 
 def _apply(tree: str, root: str, below: str) -> None:

@@ -1,106 +1,89 @@
-# ruff: noqa: PTH101, PTH102, PTH108, PTH211
 """Unpack a layer into a folder, once, and verify it on the way.
 
-A layer comes from anywhere, so its member names are hostile until proven otherwise: nothing is written through a
-symbolic link or outside the folder. The folder is made empty and private and every directory in it is made here, so
-that the set of directories made is a complete answer to "is the parent a real directory?", with no race.
+What is verified by what. A blob enters the store under its digest, and one that is still arriving is unpacked into a
+temporary folder until its digest is known to be right. So the bytes of a layer are those that the manifest names, and
+the tree, which is named by the same digest, is a function of them alone. Each gzip member carries a CRC-32, which
+finds what a disk has done to a blob since.
 
-Names stay strings (and the rules for paths are off): a layer has 100,000 members, and a Path costs more than the system
-call it is for.
-
-Owners, the setuid and setgid bits and times are kept as a container engine keeps them, the first two only when root
-unpacks. Of directories the time is not kept.
+The diff id, the digest of the tar, would say the same a second time, at the price of hashing every byte on one core.
+It is verified for layers that other tools made, because container engines verify it. It is not for layers whose
+descriptor carries the digest of an eStargz table of contents, which ours do, as the snapshotters that read such layers
+do not. A configuration that lies about the diff id of such a layer is therefore accepted here and refused by Docker;
+it gains nothing by it, because here no tree is found by its diff id. The table of contents is not trusted either: see
+``inflate``. All that is unpacked comes from the headers of the tar.
 """
 
 from __future__ import annotations
 
-import errno
-import os
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import zstandard
-from isal import igzip, igzip_lib, igzip_threaded
+from isal import igzip, igzip_lib
 
 from envbuilder import report
 from envbuilder.atomic import atomic_folder, remove_tree
-from envbuilder.errors import EnvbuilderError
+from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import TOC_DIGEST
-from envbuilder.oci.toc import LANDMARK, NAME
-from envbuilder.oci.untar import DIRECTORY, FILE, HARDLINK, SPECIAL, SYMLINK, Member, TarError, TarStream
+from envbuilder.oci.toc import FOOTER_SIZE, LANDMARK, LARGEST, NAME, TocError, places, read_table, table_start
+from envbuilder.oci.untar import TarError, TarStream
 from envbuilder.parallel import checkpoint
+from envbuilder.store.arriving import Arriving
+from envbuilder.store.inflate import cut, inflated
 from envbuilder.store.store import NotInStoreError
+from envbuilder.store.trees import is_whole, note_made
+from envbuilder.store.treewriter import IMPLIED, OPAQUE, WHITEOUT, TreeWriter, UnpackError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
-    from envbuilder.oci.digest import Digest
     from envbuilder.oci.model import Descriptor
-    from envbuilder.oci.untar import Source
     from envbuilder.store.store import Store
 
-T = TypeVar("T")
-
-#: A whiteout, ``.wh.<name>``, removes ``name`` of the layers below; an opaque one removes all of the directory.
-#: Other names with WHITEOUT twice are a storage driver's own and mean nothing here.
-WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
-#: Stands in a directory that no member of the layer states: it takes mode and place of the one below.
-IMPLIED = ".wh..wh.implied"
-
-_CLIMBING = {WHITEOUT, WHITEOUT + ".", WHITEOUT + ".."}
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_BLOCK = 1 << 19  # what passes between the threads at once; a few of them are in memory for each layer under way
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+__all__ = ["IMPLIED", "OPAQUE", "WHITEOUT", "UnpackError", "open_layer", "tree_of", "unpack_layer"]
 
 
-class UnpackError(EnvbuilderError):
-    """A layer cannot be unpacked: it is damaged, or a member would land where it must not."""
+def tree_of(store: Store, layer: Descriptor) -> Path:
+    """Return where a layer's files are or would be unpacked."""
+    return store.root / "trees" / layer.digest.hex
 
 
 def unpack_layer(
-    store: Store, layer: Descriptor, diff_id: Digest, progress: Callable[[int], None] = lambda _: None
+    store: Store,
+    layer: Descriptor,
+    diff_id: Digest,
+    progress: Callable[[int], None] = lambda _: None,
+    arriving: Arriving | None = None,
 ) -> Path:
     """Return the folder that holds the layer's files, unpacked now or at an earlier call; whiteouts stay as files.
 
     ``progress`` is told the compressed bytes read. Threads and processes may ask for the same layer at once. The
-    files are shared by every root made of them: never write to them.
+    files are shared by every root made of them: never write to them. With ``arriving`` the layer is unpacked while it
+    arrives, and the folder is there, whole, when the blob has been verified.
 
     Raises:
-        UnpackError: the layer is damaged, is not what ``diff_id`` says, or has a member that must not be unpacked.
+        UnpackError: the layer is damaged, is not what ``diff_id`` says (see above), or has a member that must not be
+            unpacked.
         NotInStoreError: the layer's blob is not in the store.
+        EnvbuilderError: what the writer of an arriving blob failed with.
 
     """
-    tree = store.root / "trees" / diff_id.hex
-    if tree.exists():
+    store.protect(layer.digest)
+    tree = tree_of(store, layer)
+    if is_whole(store, tree):
         return tree
     private_folder(tree.parent)
-    with store.lock(f"tree-{diff_id.hex}"):
-        if not tree.exists():
+    with store.lock(f"tree-{layer.digest.hex}"):
+        if not is_whole(store, tree):
+            remove_tree(tree)  # what a power cut left of it
             report.detail(f"unpacking layer {layer.digest}")
-            with open_layer(store, layer, progress) as stream, atomic_folder(tree) as folder:
-                writer = _TreeWriter(folder)
-                unwanted = {NAME, LANDMARK} if TOC_DIGEST in layer.annotations else set()
-                for member in stream.members():
-                    checkpoint()
-                    # The table of contents is for those who pull lazily; here it would be a stray file in the root.
-                    if member.name not in unwanted:
-                        _add(writer, member, stream)
-                if (actual := stream.finish()) != diff_id:
-                    raise UnpackError(f"layer {layer.digest} unpacks to {actual}, not to {diff_id}")
+            with _blob(store, layer, arriving) as blob, atomic_folder(tree) as folder:
+                _unpack(blob, layer, diff_id, folder, progress)
                 folder.chmod(0o755)
+                note_made(store, tree, folder)
     return tree
-
-
-def _add(writer: _TreeWriter, member: Member, stream: TarStream) -> None:
-    try:
-        writer.add(member, stream)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        raise UnpackError(f"`{member.name[:60]}...` is too long a name for this file system") from error
 
 
 def private_folder(path: Path) -> None:
@@ -113,172 +96,89 @@ def open_layer(
     store: Store, layer: Descriptor, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[TarStream]:
     """Open a layer, gzip, zstd or plain; turn every way in which it can be damaged into UnpackError."""
-    seen = 0
+    with _blob(store, layer, None) as blob, _opened(blob, layer, (0,), progress, hashed=True) as stream:
+        yield stream
 
-    def advance() -> None:
-        nonlocal seen
-        checkpoint()
-        position = file.tell()
-        progress(position - seen)
-        seen = position
 
+def _unpack(blob: Arriving, layer: Descriptor, diff_id: Digest, folder: Path, progress: Callable[[int], None]) -> None:
     try:
-        file = store.blob(layer.digest).open("rb")
+        _write(blob, layer, diff_id, TreeWriter(folder), progress)
+    except UnpackError:
+        # While a blob arrives the fault may lie with what brings it: then its writer has more to say.
+        blob.wait_verified()
+        raise
+    blob.wait_verified()
+
+
+def _write(
+    blob: Arriving, layer: Descriptor, diff_id: Digest, writer: TreeWriter, progress: Callable[[int], None]
+) -> None:
+    starts = _starts(blob, layer)
+    # The table of contents is for those who pull lazily; here it would be a stray file in the root.
+    unwanted = {NAME, LANDMARK} if TOC_DIGEST in layer.annotations else set()
+    with _opened(blob, layer, starts or (0,), progress, hashed=not starts) as stream:
+        for member in stream.members():
+            checkpoint()
+            if member.name not in unwanted:
+                writer.add(member, stream)
+        actual = stream.finish()
+    if actual not in {None, diff_id}:
+        raise UnpackError(f"layer {layer.digest} unpacks to {actual}, not to {diff_id}")
+
+
+def _blob(store: Store, layer: Descriptor, arriving: Arriving | None) -> AbstractContextManager[Arriving]:
+    if arriving is not None:
+        return nullcontext(arriving)
+    try:
+        return Arriving.whole(store.blob(layer.digest))
     except FileNotFoundError as error:
         raise NotInStoreError(f"layer {layer.digest} is not in the store") from error
-    with file, _inflated(file) as source:
-        try:
-            yield TarStream(source, advance)
-        except TarError as error:
-            raise UnpackError(f"layer {layer.digest}: {error.message}") from error
-        except (igzip.BadGzipFile, igzip_lib.IsalError, EOFError) as error:  # type: ignore[misc]  # as in oci.content
-            raise UnpackError(f"layer {layer.digest} is not valid gzip: {error}") from error
-        except zstandard.ZstdError as error:
-            raise UnpackError(f"layer {layer.digest} is not valid zstd: {error}") from error
 
 
-def _inflated(file: IO[bytes]) -> AbstractContextManager[Source]:
-    """Return the tar in the layer's file. It is inflated in a thread of its own, while ours hashes and writes."""
-    magic = file.read(4)
-    file.seek(0)
-    if magic.startswith(_GZIP):
-        inflated = igzip_threaded.open(file, "rb", threads=1, block_size=_BLOCK)  # type: ignore[no-untyped-call]
-        return cast("AbstractContextManager[Source]", inflated)
-    if magic == _ZSTD:
-        reader = zstandard.ZstdDecompressor().stream_reader(file, read_size=_BLOCK, read_across_frames=True)
-        return cast("AbstractContextManager[Source]", reader)
-    return cast("AbstractContextManager[Source]", nullcontext(file))
+@contextmanager
+def _opened(
+    blob: Arriving, layer: Descriptor, starts: Sequence[int], progress: Callable[[int], None], *, hashed: bool
+) -> Iterator[TarStream]:
+    try:
+        with inflated(blob, starts, progress) as data:
+            yield TarStream(data, hashed=hashed)
+    except TarError as error:
+        raise UnpackError(f"layer {layer.digest}: {error.message}") from error
+    except (igzip.BadGzipFile, igzip_lib.IsalError, EOFError) as error:  # type: ignore[misc]  # as in oci.content
+        places = " in the parts that its table of contents says" if len(starts) > 1 else ""
+        raise UnpackError(f"layer {layer.digest} is not valid gzip{places}: {error}") from error
+    except zstandard.ZstdError as error:
+        raise UnpackError(f"layer {layer.digest} is not valid zstd: {error}") from error
 
 
-class _TreeWriter:
-    """Writes members below ``folder``, which must be empty and of this process alone."""
+def _starts(blob: Arriving, layer: Descriptor) -> Sequence[int]:
+    """Return where inflating can begin, as the layer's table of contents says; nothing when there is no such table.
 
-    def __init__(self, folder: Path) -> None:
-        self._root = str(folder)
-        self._directories = {""}
-        self._implied: set[str] = set()
-        self._is_root = os.geteuid() == 0
-        # Without root, what the image's owner may not read would be closed to the caller as well.
-        self._mask, self._file_bits, self._folder_bits = (0o7777, 0, 0) if self._is_root else (0o1777, 0o400, 0o700)
-
-    def add(self, member: Member, stream: TarStream) -> None:
-        """Write one member, and before it the parents that are missing. A later member replaces an earlier one.
-
-        Raises:
-            UnpackError: it would land outside the folder or below something that is no directory.
-
-        """
-        path = _inside(member.name, member)
-        if not path:
-            return  # "./", the root itself
-        parent, _, name = path.rpartition("/")
-        if name in _CLIMBING:
-            raise UnpackError(f"`{member.name}` would remove a directory from inside")
-        if member.kind in SPECIAL:
-            report.detail(f"`{path}` is a {SPECIAL[member.kind]} and is left out")
-            return
-        if parent not in self._directories:
-            self._imply(parent, member)
-        if member.kind == FILE:
-            self._add_file(path, member, stream)
-        elif member.kind == DIRECTORY:
-            self._add_directory(path, member)
-        elif member.kind == SYMLINK:
-            self._add_symlink(path, member)
-        elif member.kind == HARDLINK:
-            self._add_hardlink(path, member)
-        else:
-            raise UnpackError(f"`{member.name}` is of an unknown kind: {member.kind!r}")
-
-    def _add_file(self, path: str, member: Member, stream: TarStream) -> None:
-        handle = self._make(path, lambda target: os.open(target, _NEW_FILE, 0o600))
-        try:
-            for piece in stream.content():
-                while piece:
-                    piece = piece[os.write(handle, piece) :]  # noqa: PLW2901  (a write may be short)
-            if self._is_root and (member.uid or member.gid):
-                os.fchown(handle, member.uid, member.gid)  # before the mode: it clears setuid
-            os.fchmod(handle, member.mode & self._mask | self._file_bits)
-            os.utime(handle, ns=(member.mtime, member.mtime))
-        finally:
-            os.close(handle)
-
-    def _add_directory(self, path: str, member: Member) -> None:
-        target = f"{self._root}/{path}"
-        if path not in self._directories:
-            self._make(path, os.mkdir)
-            self._directories.add(path)
-        elif path in self._implied:
-            self._implied.remove(path)
-            os.unlink(f"{target}/{IMPLIED}")
-        if self._is_root and (member.uid or member.gid):
-            os.chown(target, member.uid, member.gid)
-        os.chmod(target, member.mode & self._mask | self._folder_bits)
-
-    def _add_symlink(self, path: str, member: Member) -> None:
-        if not member.link:
-            raise UnpackError(f"`{member.name}` is a symbolic link to nothing")
-        self._make(path, lambda target: os.symlink(_without_nul(member.link, member), target))
-        target = f"{self._root}/{path}"
-        if self._is_root and (member.uid or member.gid):
-            os.lchown(target, member.uid, member.gid)
-        os.utime(target, ns=(member.mtime, member.mtime), follow_symlinks=False)
-
-    def _add_hardlink(self, path: str, member: Member) -> None:
-        source = _inside(member.link, member)
-        existing = f"{self._root}/{source}"
-        in_place = source.rpartition("/")[0] in self._directories and source not in self._directories
-        if not in_place or source == path:
-            raise UnpackError(f"`{member.name}` is a hard link to `{member.link}`, which is no file of this layer")
-        try:
-            self._make(path, lambda target: os.link(existing, target, follow_symlinks=False))
-        except FileNotFoundError as error:
-            raise UnpackError(
-                f"`{member.name}` is a hard link to `{member.link}`, which did not come before it"
-            ) from error
-
-    def _imply(self, path: str, member: Member) -> None:
-        """Make the directory ``path`` and those above it, which no member has stated so far."""
-        parts = path.split("/")
-        for count in range(1, len(parts) + 1):
-            folder = "/".join(parts[:count])
-            if folder in self._directories:
-                continue
-            try:
-                os.mkdir(f"{self._root}/{folder}", 0o755)
-            except FileExistsError as error:
-                raise UnpackError(f"`{member.name}` lies below `{folder}`, which is not a directory") from error
-            os.close(os.open(f"{self._root}/{folder}/{IMPLIED}", _NEW_FILE, 0o600))
-            self._directories.add(folder)
-            self._implied.add(folder)
-
-    def _make(self, path: str, make: Callable[[str], T]) -> T:
-        target = f"{self._root}/{path}"
-        try:
-            return make(target)
-        except FileExistsError:
-            self._remove(path)
-            return make(target)
-
-    def _remove(self, path: str) -> None:
-        if path not in self._directories:
-            os.unlink(f"{self._root}/{path}")
-            return
-        remove_tree(Path(self._root, path))
-        gone = {d for d in self._directories if d == path or d.startswith(path + "/")}
-        self._directories -= gone
-        self._implied -= gone
+    A table that cannot be had, or is not the one that the descriptor names, is no reason to refuse a layer whose diff
+    id can be verified.
+    """
+    expected = layer.annotations.get(TOC_DIGEST)
+    if expected is None:
+        return ()
+    try:
+        table = _table(blob, expected)
+        return cut(places(table), blob.size) if table is not None else ()
+    except TocError as error:
+        report.detail(f"layer {layer.digest} is unpacked front to back: {error.message}")
+        return ()
 
 
-def _inside(name: str, member: Member) -> str:
-    """Return a path of the tar in its plain form, "" for the root; raise UnpackError when it leads outside."""
-    parts = _without_nul(name, member).split("/")
-    if name.startswith("/") or ".." in parts:
-        raise UnpackError(f"`{name}` leads out of the image")
-    return "/".join(part for part in parts if part not in {"", "."})
-
-
-def _without_nul(name: str, member: Member) -> str:
-    if "\0" in name:
-        raise UnpackError(f"{member.name!r} holds a NUL")
-    return name
+def _table(blob: Arriving, expected: str) -> bytes | None:
+    """Return the table with this digest, None when the end of the blob is not there yet; raise TocError without one."""
+    foot = max(0, blob.size - FOOTER_SIZE)
+    if not blob.ends_from(foot):
+        return None
+    start = table_start(blob.read(foot, blob.size))
+    if start is None or not 0 <= start < foot or blob.size - start > LARGEST:
+        raise TocError("there is no footer that says where a table of contents is")
+    if not blob.ends_from(start):
+        return None
+    table = read_table(blob.read(start, blob.size))
+    if str(Digest.of(table)) != expected:
+        raise TocError(f"its table of contents is not {expected}")
+    return table

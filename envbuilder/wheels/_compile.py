@@ -1,10 +1,12 @@
 """Compile Python source to bytecode for others. Stand-alone: runs in the image's Python minor, imports nothing of ours.
 
-Reads requests from stdin, writes answers to stdout, until stdin ends. A request is two big-endian 32-bit lengths, then
-the path that the code will have and its source. An answer is a 32-bit length and a .pyc (PEP 552, unchecked hash), or
-the length 0 when the source does not compile.
+Reads batches from stdin, writes answers to stdout, until stdin ends. A batch is a big-endian 32-bit number of sources,
+then for each two 32-bit lengths, the path that the code will have and its source. It is read whole before the first
+answer is written, so that neither side waits for the other with a full pipe. An answer is a 32-bit length and a .pyc
+(PEP 552, unchecked hash), or the length 0 when the source does not compile; answers come in the order of the sources.
 """
 
+import gc
 import importlib.util
 import marshal
 import struct
@@ -12,42 +14,47 @@ import sys
 import types
 
 
-def hold(value: object, kept: list[object]) -> None:
-    """Keep a reference to everything in a code object.
+def settle(code: types.CodeType, kept: list[object]) -> types.CodeType:
+    """Return code that marshal writes in one way only; keep a reference to everything in it.
 
     marshal marks an object as shareable only when more than one reference to it exists, which for interned strings
     depends on what else this process has seen. With a second reference to each, the marks depend on the code alone.
-    """
-    kept.append(value)
-    if isinstance(value, types.CodeType):
-        parts = (value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-        for part in (*parts, value.co_filename, value.co_name, value.co_qualname, value.co_linetable):
-            hold(part, kept)
-    elif isinstance(value, (tuple, frozenset)):
-        for item in value:
-            hold(item, kept)
-
-
-def separate(code: types.CodeType) -> types.CodeType:
-    """Return code in whose constants no two frozensets are one object.
 
     The compiler shares equal frozensets between functions, or does not, by where they happen to lie in memory (seen in
     CPython 3.12), and marshal writes a shared object as a reference. With a copy each, there is one way to write them.
     """
+    constants = settle_all(code.co_consts, kept)
+    if constants is not code.co_consts:
+        code = code.replace(co_consts=constants)
+    names, varnames, freevars, cellvars = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    kept += (code, code.co_filename, code.co_name, code.co_qualname, code.co_linetable)
+    kept += (code.co_consts, names, varnames, freevars, cellvars)
+    # Their items are strings.
+    kept += names
+    kept += varnames
+    kept += freevars
+    kept += cellvars
+    return code
 
-    def copied(value: object) -> object:
+
+def settle_all(values: tuple[object, ...], kept: list[object]) -> tuple[object, ...]:
+    """Return constants with every frozenset copied and every code settled; the same tuple where there are none."""
+    settled: list[object] | None = None
+    for index, value in enumerate(values):
+        new = value
         if isinstance(value, types.CodeType):
-            return separate(value)
-        if isinstance(value, frozenset):
-            return frozenset(list(value))
-        return copied_all(value) if isinstance(value, tuple) else value
-
-    def copied_all(values: tuple[object, ...]) -> tuple[object, ...]:
-        items = tuple(copied(value) for value in values)
-        return items if any(new is not old for new, old in zip(items, values, strict=True)) else values
-
-    constants = copied_all(code.co_consts)
-    return code if constants is code.co_consts else code.replace(co_consts=constants)
+            new = settle(value, kept)
+        elif isinstance(value, tuple):
+            new = settle_all(value, kept)
+        elif isinstance(value, frozenset):
+            new = frozenset(settle_all(tuple(value), kept))
+        if new is not value:
+            settled = settled or list(values)
+            settled[index] = new
+    result = values if settled is None else tuple(settled)
+    kept += result
+    kept.append(result)
+    return result
 
 
 def compile_source(path: str, source: bytes) -> bytes:
@@ -56,9 +63,8 @@ def compile_source(path: str, source: bytes) -> bytes:
         code = compile(source, path, "exec", dont_inherit=True, optimize=0)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         return b""
-    code = separate(code)
     kept: list[object] = []
-    hold(code, kept)
+    code = settle(code, kept)
     header = importlib.util.MAGIC_NUMBER + struct.pack("<L", 0b01) + importlib.util.source_hash(source)
     return header + marshal.dumps(code)
 
@@ -74,14 +80,19 @@ def intern_singletons() -> None:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Answer batches until stdin ends."""
     intern_singletons()
+    # Code has no cycles, and there are a great many objects to search for them.
+    gc.disable()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    while head := requests.read(8):
-        path_size, source_size = struct.unpack(">LL", head)
-        path = requests.read(path_size).decode()
-        compiled = compile_source(path, requests.read(source_size))
-        answers.write(struct.pack(">L", len(compiled)) + compiled)
+    while head := requests.read(4):
+        batch = []
+        for _ in range(struct.unpack(">L", head)[0]):
+            path_size, source_size = struct.unpack(">LL", requests.read(8))
+            batch.append((requests.read(path_size).decode(), requests.read(source_size)))
+        for path, source in batch:
+            compiled = compile_source(path, source)
+            answers.write(struct.pack(">L", len(compiled)) + compiled)
         answers.flush()
 
 

@@ -71,7 +71,7 @@ def recall(store: Store, key: str) -> BuiltWheel | None:
     match store.recall(_KIND, key):
         case {"file": str(file), "digest": str(digest), "size": int(size)}:
             wheel = BuiltWheel(file, Digest.parse(digest), size)
-            return wheel if store.has(wheel.digest) else None
+            return wheel if store.has(wheel.digest, wheel.size) else None
         case _:
             return None
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from envbuilder import http, parallel, report
 from envbuilder.errors import HostError, InputError, UnreachableError
 from envbuilder.lock.index import ProjectNotFoundError
-from envbuilder.store.download import Source, WrongBytesError, download
+from envbuilder.store.download import Source, download
+from envbuilder.store.partial import WrongBytesError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +54,7 @@ class FetchInterruptedError(UnreachableError):
 
 def missing(packages: Iterable[Package], store: Store) -> tuple[Package, ...]:
     """Return the packages whose file is not in the store, the largest first, each file once."""
-    absent = {package.digest: package for package in packages if not store.has(package.digest)}
+    absent = {package.digest: package for package in packages if not store.has(package.digest, package.size)}
     return tuple(sorted(absent.values(), key=lambda package: (-package.size, package.file)))
 
 
@@ -110,9 +111,9 @@ def _find(package: Package, indexes: Indexes) -> Source:
             hint="the index may be another one than the lock was made with; choose one with --index-url, or lock anew",
         )
     if found.digest not in {None, package.digest}:
-        raise WrongBytesError(found.url, str(package.digest), str(found.digest))
+        raise WrongBytesError(http.redact(found.url), str(package.digest), str(found.digest))
     if found.size not in {None, package.size}:
-        raise WrongBytesError(found.url, f"{package.size} bytes", str(found.size))
+        raise WrongBytesError(http.redact(found.url), f"{package.size} bytes", str(found.size))
     return Source(found.url, package.digest, package.size)
 
 

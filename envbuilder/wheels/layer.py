@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import posixpath
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -18,7 +19,7 @@ from installer.utils import Scheme, construct_record_file, fix_shebang
 
 from envbuilder import report
 from envbuilder.oci.blob import Compression
-from envbuilder.oci.content import Bytes
+from envbuilder.oci.content import Bytes, Deflated
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.layer import File, LayerError, LayerWriter
 from envbuilder.wheels.archive import MemberStream, WheelArchive, WheelError, open_wheel
@@ -52,6 +53,9 @@ def write_wheels(
 ) -> Layer:
     """Install wheels, in the order given, into one layer written to ``out``.
 
+    Where several hold one path, the file of the last stays, as when they are installed one after another, and as an
+    image's upper layers cover lower ones. A layer cannot take back what was written, so the last is written first.
+
     ``bytecode_of`` gives a compiler for the sources of a wheel; without it the layer holds no bytecode.
 
     Raises:
@@ -61,7 +65,7 @@ def write_wheels(
     """
     writer = LayerWriter(out, compression)
     owners: dict[str, tuple[str, Digest]] = {}
-    for wheel in wheels:
+    for wheel in reversed(wheels):
         compiling = bytecode_of(wheel.digest) if bytecode_of is not None else nullcontext()
         with open_wheel(wheel.path, wheel.name) as source, compiling as compiler:
             try:
@@ -90,7 +94,8 @@ class _Destination(WheelDestination):
         self._interpreter = prefix.interpreter
         self._scheme = prefix.scheme(source.distribution)
         self._compiler = compiler
-        self._compiling: list[tuple[str, Future[bytes]]] = []
+        self._compiling: deque[tuple[str, Future[bytes]]] = deque()
+        self._covered: set[str] = set()  # paths that a later wheel has with other bytes
 
     def write_script(self, name: str, module: str, attr: str, section: ScriptSection) -> RecordEntry:
         """Write the launcher of an entry point."""
@@ -100,20 +105,24 @@ class _Destination(WheelDestination):
     def write_file(
         self, scheme: Scheme, path: str | os.PathLike[str], stream: BinaryIO, is_executable: bool  # noqa: FBT001
     ) -> RecordEntry:  # fmt: skip
-        """Write one file; scripts get the image's interpreter, sources are sent off to be compiled."""
+        """Write one file; scripts for Python get the image's interpreter, sources are sent off to be compiled."""
         name = str(path)
         if scheme == "scripts":
             if isinstance(stream, MemberStream):
+                if not _begins(stream.content, b"#!python"):  # a program, perhaps of many megabytes
+                    return self._write(scheme, name, stream.content, executable=True, check=stream.check)
                 stream.check(_digest(stream.content))
             with fix_shebang(stream, self._interpreter) as fixed:
                 return self._write(scheme, name, Bytes(fixed.read()), executable=True)
         if not isinstance(stream, MemberStream):
             return self._write(scheme, name, Bytes(stream.read()), executable=is_executable)
         compiled = name.endswith(".py") and scheme in {"purelib", "platlib"} and stream.content.size <= _LARGEST_SOURCE
+        content = stream.content
         if self._compiler is not None and compiled:
-            source = b"".join(stream.content.chunks())
-            self._compiling.append((name, self._compiler.submit(f"/{self._scheme[scheme]}/{name}", source)))
-        return self._write(scheme, name, stream.content, executable=is_executable, check=stream.check)
+            # Inflated once: to be compiled and to be hashed.
+            content = content.loaded() if isinstance(content, Deflated) else Bytes(b"".join(content.chunks()))
+            self._compiling.append((name, self._compiler.submit(f"/{self._scheme[scheme]}/{name}", content.data)))
+        return self._write(scheme, name, content, executable=is_executable, check=stream.check)
 
     def finalize_installation(
         self, scheme: Scheme, record_file_path: str, records: Iterable[tuple[Scheme, RecordEntry]]
@@ -135,8 +144,12 @@ class _Destination(WheelDestination):
 
     def _write_bytecode(self, scheme: Scheme) -> Iterable[RecordEntry]:
         tag = "cpython-" + self._tag
-        for name, future in self._compiling:
-            if data := future.result():
+        while self._compiling:  # emptied on the way: the bytecode of one wheel can have 50 MB
+            name, future = self._compiling.popleft()
+            data = future.result()
+            if f"{self._scheme[scheme]}/{name}" in self._covered:
+                continue
+            if data:
                 folder, file = posixpath.split(name)
                 path = posixpath.join(folder, "__pycache__", f"{file.removesuffix('.py')}.{tag}.pyc")
                 yield self._write(scheme, path, Bytes(data), executable=False)
@@ -158,16 +171,25 @@ class _Destination(WheelDestination):
     ) -> RecordEntry:
         path = f"{self._scheme[scheme]}/{name}"
         if (owner := self._owners.get(path)) is not None:
-            # Two wheels own one path (namespace packages with an __init__, mostly equal): the first in order stays,
-            # so that the layer is the same whatever order the wheels arrived in.
+            # Mostly equal: the __init__ of a namespace.
             digest = _digest(content)
-            if digest != owner[1] and "__pycache__" not in name:
-                report.warning(f"{owner[0]} and {self._source.name} both hold {name}; that of the first is taken")
+            if digest != owner[1]:
+                self._covered.add(path)
+                report.warning(f"{self._source.name} and {owner[0]} both hold {name}; that of the latter is taken")
         else:
             digest = self._writer.add(File(path, content, 0o755 if executable else 0o644)) or _digest(content)
             self._owners[path] = (self._source.name, digest)
         check(digest)
         return RecordEntry(name, _hash(digest), content.size)
+
+
+def _begins(content: Content, start: bytes) -> bool:
+    found = b""
+    for chunk in content.chunks():
+        found += chunk[: len(start)]
+        if len(found) >= len(start):
+            break
+    return found.startswith(start)
 
 
 def _digest(content: Content) -> Digest:

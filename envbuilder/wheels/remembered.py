@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from concurrent.futures import Future
@@ -47,7 +48,13 @@ class BytecodeCache:
             return
         recorder = _Recorder(self.compiler)
         yield recorder
-        digest = self.store.put(_pack({path: future.result() for path, future in recorder.submitted.items()}))
+        sha256 = hashlib.sha256()
+        with self.store.writer() as blob:
+            for piece in _pack({path: future.result() for path, future in recorder.submitted.items()}):
+                blob.file.write(piece)
+                sha256.update(piece)
+            digest = Digest(sha256.hexdigest())
+            blob.commit(digest)
         self.store.remember(_KIND, key, {"digest": str(digest)})
 
     def _load(self, key: str) -> Mapping[str, bytes] | None:
@@ -80,11 +87,13 @@ class _Recorder:
         return future
 
 
-def _pack(compiled: Mapping[str, bytes]) -> bytes:
-    """Return many .pyc as one blob: the sizes as JSON behind their length, then the bytes, compressed."""
+def _pack(compiled: Mapping[str, bytes]) -> Iterator[bytes]:
+    """Yield many .pyc as one blob: the sizes as JSON behind their length, then the bytes, compressed."""
     sizes = canonical_json([[path, len(data)] for path, data in compiled.items()])
-    plain = struct.pack(">L", len(sizes)) + sizes + b"".join(compiled.values())
-    return zstandard.ZstdCompressor(level=1).compress(plain)
+    pieces = (struct.pack(">L", len(sizes)), sizes, *compiled.values())
+    compressor = zstandard.ZstdCompressor(level=1).compressobj(size=sum(map(len, pieces)))
+    yield from map(compressor.compress, pieces)
+    yield compressor.flush()
 
 
 def _unpack(blob: bytes) -> Mapping[str, bytes]:

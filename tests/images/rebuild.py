@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from envbuilder import http
 from envbuilder.images.build import Source, build
@@ -21,8 +22,11 @@ from envbuilder.store.unpack import open_layer
 from envbuilder.system.apt import Host
 from envbuilder.wheels.supply import LockedWheels
 
+if TYPE_CHECKING:
+    from envbuilder.oci.model import Image
 
-def main(folder: Path, store: Store, index: str) -> None:
+
+def rebuild(folder: Path, store: Store, index: str) -> Image:
     environment = read_environment(folder / "small.toml")
     lock = read_lock(folder / "small.lock.toml")
     source = Source(environment, lock, None, read_recipe(folder / "recipe.toml"))
@@ -30,12 +34,16 @@ def main(folder: Path, store: Store, index: str) -> None:
     def indexes() -> Indexes:
         return Indexes(index, (), http.new_session(retries=0))
 
-    image = build(
+    return build(
         source,
         store,
         lambda python: LockedWheels(store, indexes, python, environment, lock.input.exclude_newer),
         host=Host(folder / "etc", folder / "os-release"),
     )
+
+
+def main(folder: Path, store: Store, index: str) -> None:
+    image = rebuild(folder, store, index)
     lines = [str(image.digest)]
     for number, layer in enumerate(image.manifest.layers):
         lines.append(f"layer {number} {layer.digest}")

@@ -27,16 +27,19 @@ from envbuilder.launch.job import Job
 from envbuilder.lock.drift import lock_input, lock_target
 from envbuilder.lock.indexconfig import Indexes
 from envbuilder.lock.model import Lock, Package
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.digest import Digest
+from envbuilder.oci.model import LAYER_GZIP, LAYER_ZSTD
 from envbuilder.spec.catalog import Catalog
 from envbuilder.spec.environment import Environment, read_environment
 from envbuilder.spec.recipe import read_recipe
-from envbuilder.store.download import WrongBytesError
+from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.roots import root_tree
 from envbuilder.store.store import Store
 from envbuilder.system.locked import lock_system
 from envbuilder.wheels.supply import LockedWheels
 from tests.indexes import IndexServer, serve
+from tests.specs import spec_head
 from tests.system.debs import Deb, Thing, make_archive, make_host
 from tests.wheelmaker import Made, make_wheel
 
@@ -48,25 +51,16 @@ if TYPE_CHECKING:
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 GLIBC = platform.libc_ver()[1]
-SPEC = f"""
-title = "Small"
-released = 2025-08-13
-end-of-support = 2028-08-13
-status = "supported"
-python = "{MINOR}"
-glibc = "{GLIBC}"
-exclude-newer = 2025-12-01T00:00:00Z
-[cuda]
-version = "12.6"
-[gpu]
-accelerators = ["1xA10"]
-[packages]
+SPEC = (
+    spec_head("Small", MINOR, f'glibc = "{GLIBC}"')
+    + """\
 requires = ["app==1.0"]
 [extras.fast]
 requires = ["fast==2.8.3", "helper==1.0"]
-wheel = "https://wheels.invalid/fast-{{version}}+cu{{cuda-major}}torch{{torch-minor}}abi{{abi}}-cp{{py}}-cp{{py}}-linux_x86_64.whl"
+wheel = "https://wheels.invalid/fast-{version}+cu{cuda-major}torch{torch-minor}abi{abi}-cp{py}-cp{py}-linux_x86_64.whl"
 reason = "needs a compiler that is not here"
 """
+)
 RECIPE = """
 [base]
 debian = ["libc6"]
@@ -252,6 +246,23 @@ def test_a_base_whose_glibc_is_too_old_is_refused(machine: Machine):
     )
     with pytest.raises(HostError, match=r"glibc .*, but the lock's wheels need 2\.99"):
         machine.build(machine.store(), dataclasses.replace(machine.source, lock=newer))
+
+
+def test_all_layers_have_the_compression_asked_for(machine: Machine, capfd: pytest.CaptureFixture[str]):
+    """Also when the store holds each of them in another, and also those that an extending environment shares."""
+    store, source = machine.store(), machine.source
+    plain = machine.build(store)
+    layering = dataclasses.replace(source.recipe.layering, compression=Compression.ZSTD.value)
+    smaller = dataclasses.replace(source, recipe=dataclasses.replace(source.recipe, layering=layering))
+    image = machine.build(store, smaller)
+    assert {layer.media_type for layer in plain.manifest.layers} == {LAYER_GZIP}
+    assert {layer.media_type for layer in image.manifest.layers} == {LAYER_ZSTD}
+    assert run_inside(machine, store, image, capfd, "app") == "app runs\n"
+    child = dataclasses.replace(source.lock, environment="child")
+    extending = machine.build(store, dataclasses.replace(smaller, lock=child, parent=source.lock))
+    assert extending.manifest.layers[: len(image.manifest.layers)] == image.manifest.layers
+    assert len(extending.manifest.layers) == len(image.manifest.layers) + 1
+    assert machine.build(store) == plain
 
 
 def test_extras_lie_on_top_of_an_unchanged_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from envbuilder.oci.untar import TarError, TarStream
+from envbuilder.oci.untar import TarError, TarStream, blocks
 
 FORMS = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT]
 
@@ -21,10 +21,8 @@ class Dribble:
         self._data = io.BytesIO(data)
         self._random = random.Random(seed)  # noqa: S311  (no secret)
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        data = self._data.read(min(len(buffer), self._random.choice([1, 7, 511, 512, 513, 100_000])))
-        buffer[: len(data)] = data
-        return len(data)
+    def read(self, size: int, /) -> bytes:
+        return self._data.read(min(size, self._random.choice([1, 7, 511, 512, 513, 100_000])))
 
 
 def archive(form: int, seed: int) -> bytes:
@@ -53,7 +51,7 @@ def archive(form: int, seed: int) -> bytes:
 @pytest.mark.parametrize("read", ["all", "some", "none"])
 def test_agrees_with_tarfile(form: int, read: str):
     data = archive(form, seed=form)
-    stream = TarStream(Dribble(data, seed=form))
+    stream = TarStream(blocks(Dribble(data, seed=form)))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         expected = tar.getmembers()
         for number, member in enumerate(stream.members()):
@@ -67,20 +65,20 @@ def test_agrees_with_tarfile(form: int, read: str):
                 assert extracted is not None
                 assert b"".join(bytes(piece) for piece in stream.content()) == extracted.read()
     assert number + 1 == len(expected) == 60
-    assert stream.finish().hex == hashlib.sha256(data).hexdigest()
+    assert str(stream.finish()) == f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def test_fractions_of_a_second():
     info = tarfile.TarInfo("x")
     info.pax_headers = {"mtime": "1000000000.123456789012"}
-    (member,) = TarStream(io.BytesIO(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))).members()
+    (member,) = TarStream([info.tobuf(tarfile.PAX_FORMAT) + bytes(1024)]).members()
     assert member.mtime == 1000000000_123456789
 
 
 def test_global_headers_hold_for_all_that_follow():
     head = tarfile.TarInfo.create_pax_global_header({"uid": "77", "comment": "of git archive"})
     data = head + tarfile.TarInfo("a").tobuf() + tarfile.TarInfo("b").tobuf() + bytes(1024)
-    assert [(m.name, m.uid) for m in TarStream(io.BytesIO(data)).members()] == [("a", 77), ("b", 77)]
+    assert [(m.name, m.uid) for m in TarStream([data]).members()] == [("a", 77), ("b", 77)]
 
 
 @pytest.mark.parametrize("size", [100, 512, 700, 1500])
@@ -88,7 +86,7 @@ def test_cut_short(size: int):
     info = tarfile.TarInfo("x")
     info.size = 1000
     data = (info.tobuf() + bytes(1024) + bytes(1024))[:size]
-    stream = TarStream(io.BytesIO(data))
+    stream = TarStream([data])
     with pytest.raises(TarError, match="cut short"):
         [list(stream.content()) for _ in stream.members()]
 
@@ -101,7 +99,7 @@ def test_damaged_extended_headers(records: bytes):
     info.type, info.size = tarfile.XHDTYPE, len(records)
     data = info.tobuf() + records.ljust(512, b"\0") + tarfile.TarInfo("y").tobuf() + bytes(1024)
     try:
-        members = list(TarStream(io.BytesIO(data)).members())
+        members = list(TarStream([data]).members())
     except TarError:
         return
     assert [member.name for member in members] == ["x"]  # "9 path=x\n" is sound
@@ -111,7 +109,7 @@ def test_an_extended_header_of_a_gigabyte():
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 1 << 30
     with pytest.raises(TarError, match="1073741824 bytes"):
-        list(TarStream(io.BytesIO(info.tobuf())).members())
+        list(TarStream([info.tobuf()]).members())
 
 
 @pytest.mark.parametrize("field", ["size=-00005", "uid=-00005", "gid=4294967296", "mtime=9999999999999999999"])
@@ -122,4 +120,4 @@ def test_impossible_numbers(field: str):
     info.type, info.size = tarfile.XHDTYPE, len(record)
     data = info.tobuf() + record.ljust(512, b"\0") + tarfile.TarInfo("y").tobuf() + bytes(1024)
     with pytest.raises(TarError, match="`y` has an impossible size, owner or time"):
-        list(TarStream(io.BytesIO(data)).members())
+        list(TarStream([data]).members())

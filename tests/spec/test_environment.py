@@ -9,22 +9,14 @@ from envbuilder.spec.catalog import Catalog, UnknownEnvironmentError, find_catal
 from envbuilder.spec.environment import read_environment
 from envbuilder.spec.recipe import DebianBase, ImageBase, read_recipe
 from envbuilder.tomlread import TomlError
+from tests.specs import spec_head
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GOOD = """
-title = "Test"
-released = 2025-08-13
-end-of-support = 2028-08-13
-status = "supported"
-python = "3.12"
-exclude-newer = 2025-12-01T00:00:00Z
-[cuda]
-version = "12.6"
-[gpu]
-accelerators = ["1xA10"]
-[packages]
+GOOD = (
+    spec_head("Test", "3.12")
+    + """\
 requires = ["torch==2.7.1", "ray[data]>=2"]
 pins = "pins.txt"
 [build.psutil]
@@ -48,6 +40,7 @@ reason = "needs nvcc"
 [smoke]
 imports = ["torch"]
 """
+)
 PINS = "# from somewhere\na==1  # why\n\nB.b==2\nc==3\ntorch==2.0\n"
 
 

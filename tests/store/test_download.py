@@ -11,7 +11,8 @@ import pytest
 
 from envbuilder import http, parallel
 from envbuilder.atomic import DiskFullError
-from envbuilder.store.download import Source, WrongBytesError, download
+from envbuilder.store.download import Source, download
+from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.store import Store
 from tests.indexes import serve
 from tests.wheelmaker import make_wheel
@@ -226,5 +227,6 @@ def test_full_disk(server: IndexServer, session: requests.Session, tmp_path: Pat
             download(source_of(server), store, session, lambda _: None)
         assert store.read(kept) == b"what was there"
         assert not store.has(BIG.digest)
+        store.close()
     finally:
         subprocess.run(["umount", small], check=True)

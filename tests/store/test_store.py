@@ -76,7 +76,9 @@ def test_adopting_verifies(tmp_path: Path):
     with pytest.raises(BlobMismatchError):
         store.adopt(file, Digest.of(b"other"))
     assert file.exists()
+    os.utime(file, (0, 0))
     store.adopt(file, Digest.of(b"data"))
+    assert store.blob(Digest.of(b"data")).stat().st_mtime > 0  # used now
     assert store.read(Digest.of(b"data")) == b"data"
 
 

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from envbuilder.oci.blob import Compression
 from envbuilder.oci.digest import Digest
+from envbuilder.oci.listing import listing
+from envbuilder.oci.model import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD
 from envbuilder.spec.recipe import DebianBase, read_recipe
 from envbuilder.store.store import Store
+from envbuilder.store.unpack import open_layer
 from envbuilder.system.apt import DebianPackage, StalePackageError
-from envbuilder.system.debian import SystemPlan, make_system, system_layer
+from envbuilder.system.debian import SystemPlan, known_layer, make_system, system_layer
 from tests.system.debs import Deb, Thing, make_archive, make_host
 
 DEBS = [
@@ -71,14 +75,31 @@ def test_a_known_layer_is_not_made_again(tmp_path):
     assert system_layer(plan, store) == layer
 
 
+def test_each_compression_has_its_own_layer_of_the_same_files(tmp_path):
+    store = Store(tmp_path)
+    plan = plan_of([*DEBS, Deb("large", "1", [Thing("usr/share/large", b"0123456789abcdef" * 8192)])], store)
+    layers = {compression: system_layer(plan, store, compression) for compression in Compression}
+    assert [layer.media_type for layer in layers.values()] == [LAYER_GZIP, LAYER_ZSTD, LAYER_TAR]
+    assert {compression: known_layer(plan, store, compression) for compression in Compression} == layers
+    listings = []
+    for layer in layers.values():
+        with open_layer(store, layer.descriptor) as stream:
+            # A gzip layer ends with what its table of contents needs.
+            listings.append([line for line in listing(stream) if "stargz" not in line and ".no.prefetch" not in line])
+    assert listings[0] == listings[1] == listings[2]
+    assert any(line.endswith("usr/share/large") for line in listings[0])
+
+
 def test_the_key_is_about_contents(tmp_path):
     store = Store(tmp_path)
     plan = plan_of(DEBS, store)
     elsewhere = SystemPlan("duck", "debian", tuple(
         DebianPackage(p.name, p.version, p.architecture, "elsewhere", p.digest, p.size) for p in plan.packages
     ))  # fmt: skip
-    assert elsewhere.layer_key == plan.layer_key
-    assert plan_of(DEBS[:1], store).layer_key != plan.layer_key
+    for compression in Compression:
+        assert elsewhere.key(compression) == plan.key(compression)
+        assert plan_of(DEBS[:1], store).key(compression) != plan.key(compression)
+    assert len({plan.key(compression) for compression in Compression}) == len(Compression)
 
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from envbuilder.errors import HostError, InputError
+from envbuilder.oci.blob import Compression
+from envbuilder.oci.model import LAYER_GZIP, LAYER_TAR, LAYER_ZSTD
 from envbuilder.store.store import Store
 from envbuilder.system.elf import ElfError, read_elf
 from envbuilder.system.interpreter import Interpreter, find_interpreter, interpreter_layer
@@ -253,6 +255,16 @@ def test_an_unchanged_interpreter_is_not_read_again_and_a_changed_one_is(tmp_pat
     source.with_name("added.py").unlink()
     source.write_bytes(source.read_bytes().replace(b"pmiort", b"import", 1))
     assert interpreter_layer(small, "/opt/py", store) == layer
+
+
+@needs_movable
+def test_another_compression_is_another_layer(tmp_path):
+    store, small = Store(tmp_path / "store"), small_python(tmp_path / "py")
+    layers = [interpreter_layer(small, "/opt/py", store, Marker(), compression) for compression in Compression]
+    assert [layer.media_type for layer in layers] == [LAYER_GZIP, LAYER_ZSTD, LAYER_TAR]
+    assert layers == [interpreter_layer(small, "/opt/py", store, Marker(), compression) for compression in Compression]
+    with tarfile.open(fileobj=io.BytesIO(store.read(layers[2].digest)), mode="r:") as archive:
+        assert f"opt/py/bin/python{MINOR}" in archive.getnames()
 
 
 @needs_movable

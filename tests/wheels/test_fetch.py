@@ -10,7 +10,7 @@ from envbuilder import http, report
 from envbuilder.lock.indexconfig import Indexes
 from envbuilder.lock.model import Package
 from envbuilder.spec.environment import NamedIndex
-from envbuilder.store.download import WrongBytesError
+from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.store import Store
 from envbuilder.wheels.fetch import FetchInterruptedError, FileNotOnIndexError, NoRoomError, fetch, missing
 from tests.indexes import serve

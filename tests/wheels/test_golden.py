@@ -19,7 +19,7 @@ from envbuilder.oci.content import Bytes
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.layer import Directory, Entry, File, Symlink, write_layer
 from envbuilder.oci.listing import listing
-from envbuilder.oci.untar import TarStream
+from envbuilder.oci.untar import TarStream, blocks
 from envbuilder.store.store import Store
 from envbuilder.store.unpack import open_layer
 from envbuilder.wheels.key import InstallPrefix, WheelFile
@@ -140,7 +140,7 @@ def test_listing_escapes_what_would_break_a_line():
     write_layer(entries, out, Compression.NONE)
     out.seek(0)
     digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
-    assert list(listing(TarStream(out))) == [
+    assert list(listing(TarStream(blocks(out)))) == [
         "d1777 1:2 0 - d/",
         f"-0755 0:0 1 {digest} d/a\\nb\\\\",
         "l0777 0:0 0 - d/l -> a\\tb",

@@ -20,7 +20,7 @@ from envbuilder.oci.content import CorruptContentError
 from envbuilder.store.store import Store
 from envbuilder.wheels import _compile
 from envbuilder.wheels.archive import WheelError
-from envbuilder.wheels.bytecode import Compiler
+from envbuilder.wheels.bytecode import Compiler, CompilerError
 from envbuilder.wheels.key import InstallPrefix, WheelFile, layer_key
 from envbuilder.wheels.layer import write_wheels
 from envbuilder.wheels.remembered import BytecodeCache
@@ -158,7 +158,7 @@ def test_bytecode_does_not_depend_on_where_objects_lie():
     Whether it does cannot be provoked, so this looks at what makes it harmless: no two are one object.
     """
     source = "".join(f"def f{n}(x):\n    return x in {{'one', 'two'}} or (x, ({{1, 2}},))\n" for n in range(3))
-    code = _compile.separate(compile(source, "a.py", "exec"))
+    code = _compile.settle(compile(source, "a.py", "exec"), [])
 
     def sets(value: object) -> Iterator[frozenset[object]]:
         if isinstance(value, frozenset):
@@ -172,6 +172,34 @@ def test_bytecode_does_not_depend_on_where_objects_lie():
     namespace: dict[str, Any] = {}
     exec(code, namespace)  # noqa: S102
     assert namespace["f1"]("one") is True
+
+
+def test_each_of_many_sources_gets_its_own_bytecode():
+    """More than one batch of them, some longer than a pipe holds, and one that is not valid Python."""
+    sources = {f"m{n}.py": b"x = %d\n" % n * (n % 20) ** 3 for n in range(60)} | {"bad.py": b"print 'no'\n"}
+    with Compiler(Path(sys.executable), workers=2) as many, Compiler(Path(sys.executable), workers=1) as one:
+        waiting = {path: many.submit(path, source) for path, source in sources.items()}
+        compiled = {path: future.result() for path, future in waiting.items()}
+        assert compiled["bad.py"] == b""
+        assert all(compiled[path] == one.submit(path, sources[path]).result() for path in ("m0.py", "m7.py", "m59.py"))
+    for path in waiting.keys() - {"bad.py"}:
+        code = marshal.loads(compiled[path][16:])  # noqa: S302 (our own)
+        assert code.co_filename == path
+        namespace: dict[str, Any] = {}
+        exec(code, namespace)  # noqa: S102
+        number = int(path[1:-3])
+        assert namespace.get("x") == (number if number % 20 else None)
+
+
+def test_a_compiler_that_ends_early_is_an_error_for_all_that_waits(tmp_path: Path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec head -c 20 > /dev/null\n")
+    program.chmod(0o755)
+    with Compiler(program, workers=2) as compiler:
+        waiting = [compiler.submit(f"m{n}.py", b"x = 1\n" * 20_000) for n in range(20)]
+        for future in waiting:
+            with pytest.raises(CompilerError, match=r"ended while it compiled m\d+\.py"):
+                future.result()
 
 
 def test_remembered_bytecode_is_used_and_is_the_same(tmp_path: Path):
@@ -205,13 +233,13 @@ def test_two_wheels_may_own_one_path(
         for name in ("a", "b")
     ]
     _, _, tar = layer_of(wheels, tmp_path, compiler)
-    assert read(tar, f"{SITE}/space/__init__.py") == (b"# same\n" if same else b"# a\n")
+    assert read(tar, f"{SITE}/space/__init__.py") == (b"# same\n" if same else b"# b\n")
     told = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert told == (
         []
         if same
         else [
-            "a-1.0-py3-none-any.whl and b-1.0-py3-none-any.whl both hold space/__init__.py; that of the first is taken"
+            "a-1.0-py3-none-any.whl and b-1.0-py3-none-any.whl both hold space/__init__.py; that of the latter is taken"
         ]
     )
 
@@ -253,8 +281,31 @@ def test_a_record_that_lies_about_a_file_is_refused(tmp_path: Path, compiler: Co
 
 def test_a_file_where_another_wheel_has_a_folder_is_refused(tmp_path: Path, compiler: Compiler):
     wheels = [make_wheel("a", files={"space/a.py": ""}), make_wheel("b", files={"space": "not a folder"})]
-    with pytest.raises(WheelError, match=r"b-1\.0.*space"):
+    with pytest.raises(WheelError, match=r"a-1\.0.*space"):
         layer_of(wheels, tmp_path, compiler)
+
+
+def test_a_covered_source_leaves_no_bytecode(tmp_path: Path, compiler: Compiler):
+    """The last wheel's file is no valid Python: bytecode of another wheel's would be run in its place."""
+    wheels = [make_wheel("a", files={"x.py": "a = 1\n"}), make_wheel("b", files={"x.py": "print 'no'\n"})]
+    _, members, tar = layer_of(wheels, tmp_path, compiler)
+    assert read(tar, f"{SITE}/x.py") == b"print 'no'\n"
+    assert [name for name in members if name.endswith(".pyc")] == []
+
+
+def test_a_program_among_scripts_is_copied_as_the_wheel_has_it(tmp_path: Path, compiler: Compiler):
+    program = b"\x7fELF" + b"".join(n.to_bytes(4, "big") for n in range(50_000))
+    made = make_wheel("thing", scripts={"tool": program, "tiny": "#!"})
+    _, members, tar = layer_of([made], tmp_path, compiler)
+    assert read(tar, "opt/env/bin/tool") == program
+    assert read(tar, "opt/env/bin/tiny") == b"#!"
+    assert members["opt/env/bin/tool"].mode == members["opt/env/bin/tiny"].mode == 0o755
+    with zipfile.ZipFile(io.BytesIO(made.data)) as archive:
+        info = archive.getinfo("thing-1.0.data/scripts/tool")
+    start = info.header_offset + 30 + len(info.filename)
+    out = io.BytesIO()
+    write_wheels([wheel_file(made, tmp_path)], PREFIX, None, out)
+    assert made.data[start : start + info.compress_size] in out.getvalue()
 
 
 def test_an_enormous_source_gets_no_bytecode(tmp_path: Path, compiler: Compiler):

@@ -206,7 +206,9 @@ def execute(plan: SandboxPlan) -> int:
     """
     reading, writing = os.pipe()
     argv = (plan.argv[0], "--json-status-fd", str(writing), *plan.argv[1:])
+    process: subprocess.Popen[bytes] | None = None
     group: int | None = None
+    early: list[signal.Signals] = []  # what came before there was anyone to pass it on to
 
     def send(number: signal.Signals) -> None:
         # The job leads a session of its own, whose other members get the signal as from a terminal. Before it has
@@ -215,9 +217,13 @@ def execute(plan: SandboxPlan) -> int:
             if group is not None:
                 os.killpg(group, number)
                 return
-        process.send_signal(number)
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
 
-    with open(reading, encoding="utf-8") as status:  # noqa: PTH123  (a descriptor)
+    # Forwarded from before the start: a job may be running before we hear of it.
+    with open(reading, encoding="utf-8") as status, forwarding(send):  # noqa: PTH123  (a descriptor)
         try:
             # In another session than ours: Ctrl-C must reach the job through us, and not kill bubblewrap under it.
             process = subprocess.Popen(argv, env=dict(plan.env), pass_fds=(writing,), start_new_session=True)
@@ -225,10 +231,11 @@ def execute(plan: SandboxPlan) -> int:
             raise ProgramMissingError("bwrap", hint=_INSTALL) from error
         finally:
             os.close(writing)
-        with forwarding(send):
-            group = _field(status.readline(), "child-pid")
-            code = process.wait()
-            exited = next((e for line in status if (e := _field(line, "exit-code")) is not None), None)
+        for number in early:
+            process.send_signal(number)
+        group = _field(status.readline(), "child-pid")
+        code = process.wait()
+        exited = next((e for line in status if (e := _field(line, "exit-code")) is not None), None)
     if exited is not None:
         return exited
     if code < 0:
