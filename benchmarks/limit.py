@@ -242,7 +242,9 @@ def rates(every: Sequence[Member]) -> Iterator[Rate]:
     small = _Sample.of([member for member in deflated if member.inflated <= _SMALL])
     for name, function in _functions():
         yield Rate(name, large.rate(function), small.rate(function))
-    plain = [_Sample(tuple((deflate.deflate_decompress(s, n), n) for s, n in part.streams)) for part in (large, small)]
+    plain = [
+        _Sample(tuple((bytes(deflate.deflate_decompress(s, n)), n) for s, n in part.streams)) for part in (large, small)
+    ]
     for name, sum_of in (
         ("SHA-256 of the inflated data", lambda data, _: hashlib.sha256(data)),
         ("CRC-32 of the inflated data (libdeflate)", lambda data, _: deflate.crc32(data)),

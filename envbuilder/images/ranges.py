@@ -40,8 +40,11 @@ def connections_for(sizes: Sequence[int], connections: int, at_once: int) -> lis
 def read_ranges(
     repository: Repository, digest: Digest, start: int, stop: int, connections: int
 ) -> Iterator[Iterator[bytes]]:
-    """Give the bytes [start, stop) of a blob in order, over so many connections; errors as ``Repository.read_blob``."""
-    if connections < 2 or stop - start <= RANGE:
+    """Give the bytes [start, stop) of a blob in order, over so many connections; errors as ``Repository.read_blob``.
+
+    One connection is used where ranges are not known: each would bring the whole blob.
+    """
+    if connections < 2 or stop - start <= RANGE or not repository.ranges:
         with repository.read_blob(digest, start, stop) as pieces:
             yield pieces
         return
@@ -52,16 +55,20 @@ def read_ranges(
 
     pool = ThreadPoolExecutor(max_workers=connections)
     try:
-        begins = iter(range(start, stop, RANGE))
         ahead: deque[Future[bytes]] = deque()
 
         def pieces_in_order() -> Iterator[bytes]:
-            for begin in begins:
-                ahead.append(pool.submit(copy_context().run, read, begin))
+            position = start
+            while position < stop and repository.ranges:
+                ahead.append(pool.submit(copy_context().run, read, position))
+                position += RANGE
                 if len(ahead) > connections:
                     yield _result(ahead.popleft())
             while ahead:
                 yield _result(ahead.popleft())
+            if position < stop:
+                with repository.read_blob(digest, position, stop) as rest:
+                    yield from rest
 
         yield pieces_in_order()
     finally:

@@ -124,7 +124,7 @@ class _Transfer:
     def take_tail(self) -> None:
         """Fetch the end of the layer with its table of contents, if it has one."""
         size = self._layer.size
-        if TOC_DIGEST not in self._layer.annotations:
+        if TOC_DIGEST not in self._layer.annotations or not self._repository.ranges:
             return
         self.tail = self._read(size - _TAIL, size)
         start = table_start(self.tail)

@@ -90,6 +90,11 @@ class Repository:
         self._mirrors = mirrors
         self._begun: dict[Digest, str] = {}
 
+    @property
+    def ranges(self) -> bool:
+        """Whether asking for parts of blobs pays: False once somebody was seen to send the whole instead."""
+        return all(endpoint.ranges for endpoint in (self._origin, *self._mirrors))
+
     def check(self) -> None:
         """Raise unless the registry answers, is a registry, and takes our credentials for this repository."""
         what = f"{self.name}: checking the registry"

@@ -87,6 +87,8 @@ class Endpoint:
         self.patience = patience
         #: Set by whoever reads from several when this one turned out to be of no use.
         self.failed = False
+        #: False once the registry has answered a request for a range with the whole.
+        self.ranges = True
         self._push = push
         self._lock = threading.Lock()
         self._base: str | None = None

@@ -63,6 +63,8 @@ def _once(endpoint: Endpoint, digest: Digest, start: int, stop: int | None, what
         if response.status_code == 416:
             _check_ended(response, start, stop, what)
             return
+        if response.status_code == 200 and start:
+            endpoint.ranges = False
         unwanted = start - _begins_at(response, start, what)
         left = None if stop is None else stop - start
         for data in _lively(response, endpoint.patience):

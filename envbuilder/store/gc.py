@@ -119,6 +119,7 @@ def make_plan(store: Store, budget: int | None = None, *, images: bool = False, 
 
     """
     own = store.held.path  # now: behind a closed gate no lease begins
+    store.held.step_aside()
     with gate(store.root, closed=True):
         footing = _footing(store, live_leases(store.root, but=own))
     found = usage(store)
@@ -137,6 +138,7 @@ def make_plan(store: Store, budget: int | None = None, *, images: bool = False, 
 def carry_out(store: Store, plan: Plan) -> Collected:
     """Remove what a plan names, as far as it is still as it was and nobody has come to rely on it."""
     trash, own = store.root / "trash", store.held.path
+    store.held.step_aside()
     trash.mkdir(exist_ok=True)
     with store.lock(_OWN_LOCKS[0]):
         with store.lock(_OWN_LOCKS[1]), gate(store.root, closed=True):

@@ -127,6 +127,13 @@ class HeldLease:
                 os.close(handle)
         self._file = self._gate = None
 
+    def step_aside(self) -> None:
+        """Keep the gate open no longer: for who is to close it, and would wait for itself on a disk that is full."""
+        with self._mutex:
+            if self._gate is not None:
+                os.close(self._gate)
+            self._gate = None
+
     def _hold_gate(self) -> None:
         """Keep the gate open until the release: nothing at all is collected then."""
         with _suppress(_CANNOT_WRITE | _NO_LOCKS):

@@ -95,6 +95,7 @@ def verify(store: Store, *, trees: bool = False) -> Verified:
         GateError: nothing can be moved safely on this file system.
 
     """
+    store.held.step_aside()
     damaged = _unreadable(store)
     read, wrong = _look_at(store, named_by_digest(store.root / "blobs" / "sha256"))
     damaged += wrong
