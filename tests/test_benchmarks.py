@@ -101,6 +101,7 @@ def test_the_limit_is_held_against_our_build():
 
     table = limits.table(3.0, 5.0)
 
+    assert "| our build | 3.00 | 5.00 | | |" in table
     assert "| hashing | 2.00 | 4.00 | 1.50 | 1.25 |" in table
     assert "| zlib | 250 | 200 |" in table
 

@@ -17,12 +17,13 @@ def stored_image(store: Store, name: str) -> Image:
         InputError: there is none; the hint says how to build it, or gives the nearest name.
 
     """
-    from envbuilder.errors import InputError, did_you_mean
-    from envbuilder.spec.catalog import find_catalog
-
     digest = store.find_image(name)
     if digest is not None:
         return store.image(digest)
+    # Not before: a launch of an image that is there has no use for them.
+    from envbuilder.errors import InputError, did_you_mean
+    from envbuilder.spec.catalog import find_catalog
+
     # An image with extras is named `<environment>+<extra>`.
     environment, *extras = name.split("+")
     known = find_catalog(Path.cwd()).names()

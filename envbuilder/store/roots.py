@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from envbuilder import parallel, report
 from envbuilder.atomic import atomic_folder, remove_tree
-from envbuilder.store.trees import is_whole, note_made
+from envbuilder.store.trees import is_whole, note_made, private_folder
 from envbuilder.store.treewriter import IMPLIED, OPAQUE, WHITEOUT, UnpackError
-from envbuilder.store.unpack import private_folder, tree_of, unpack_layer
 
 if TYPE_CHECKING:
     from envbuilder.oci.digest import Digest
@@ -58,6 +57,8 @@ def root_tree(store: Store, image: Image) -> Path:
 
 
 def _unpack_all(store: Store, image: Image) -> list[Path]:
+    from envbuilder.store.unpack import tree_of, unpack_layer  # noqa: PLC0415 (a root that is there needs no inflaters)
+
     pairs = list(zip(image.manifest.layers, image.config.diff_ids, strict=True))
     missing = sum(layer.size for layer, _ in pairs if not tree_of(store, layer).exists())
     largest_first = sorted(pairs, key=lambda pair: -pair[0].size)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _KIND = "unpacked"
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder that other users cannot enter: setuid programs of an image are not for them."""
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
 def note_made(store: Store, target: Path, folder: Path) -> None:
     """Note what ``folder``, which was just written and is about to be renamed to ``target``, holds."""
     files, size = _count(folder)

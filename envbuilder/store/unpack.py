@@ -31,7 +31,7 @@ from envbuilder.parallel import checkpoint
 from envbuilder.store.arriving import Arriving
 from envbuilder.store.inflate import cut, inflated
 from envbuilder.store.store import NotInStoreError
-from envbuilder.store.trees import is_whole, note_made
+from envbuilder.store.trees import is_whole, note_made, private_folder
 from envbuilder.store.treewriter import IMPLIED, OPAQUE, WHITEOUT, TreeWriter, UnpackError
 
 if TYPE_CHECKING:
@@ -84,11 +84,6 @@ def unpack_layer(
                 folder.chmod(0o755)
                 note_made(store, tree, folder)
     return tree
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder that other users cannot enter: setuid programs of an image are not for them."""
-    path.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextmanager

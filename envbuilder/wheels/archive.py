@@ -80,10 +80,12 @@ class MemberStream(io.RawIOBase):
     ``record`` is its row of RECORD: path, hash, size; both of these may be empty.
     """
 
-    def __init__(self, content: Content, record: tuple[str, str, str], name: str) -> None:
+    def __init__(self, content: Content, record: tuple[str, str, str], wheel: str, member: Member, most: int) -> None:
         self.content = content
         self.record = record
-        self._name = name
+        self._wheel = wheel
+        self._member = member
+        self._most = most
         self._whole: io.BytesIO | None = None
 
     def readable(self) -> bool:
@@ -99,7 +101,7 @@ class MemberStream(io.RawIOBase):
         return self._buffer().seek(offset, whence)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # any writable buffer
-        """Fill a buffer. Only scripts, whose first line changes, are read this way; ``Limits.whole`` bounds them."""
+        """Fill a buffer. Only scripts whose first line changes are read this way; ``Limits.whole`` bounds them."""
         return self._buffer().readinto(buffer)
 
     def check(self, digest: Digest) -> None:
@@ -114,10 +116,13 @@ class MemberStream(io.RawIOBase):
                 other.update(chunk)
             found = other.digest()
         if _digest(algorithm, stated) != found:
-            raise CorruptContentError(f"{self._name}: does not have the {algorithm} that RECORD names")
+            raise CorruptContentError(
+                f"{self._wheel}: {self._member.name}: does not have the {algorithm} that RECORD names"
+            )
 
     def _buffer(self) -> io.BytesIO:
         if self._whole is None:
+            _refuse_large(self._wheel, self._member, self._most)
             self._whole = io.BytesIO(b"".join(self.content.chunks()))
         return self._whole
 
@@ -171,7 +176,7 @@ class WheelArchive(WheelSource):
         if path not in self._members:
             raise WheelError(self.name, f"has no {path}")
         most = self._limits.whole if filename in _READ_WHOLE else self._limits.page
-        self._refuse_large(self._members[path], most)
+        _refuse_large(self.name, self._members[path], most)
         try:
             return b"".join(self._content(self._members[path]).chunks()).decode()
         except UnicodeDecodeError as error:
@@ -192,7 +197,9 @@ class WheelArchive(WheelSource):
             if "__pycache__" in name.split("/")[:-1] or name in self._hidden:
                 continue
             record = rows.get(name, (name, "", ""))
-            stream = cast("BinaryIO", MemberStream(self._content(member), record, f"{self.name}: {name}"))
+            stream = cast(
+                "BinaryIO", MemberStream(self._content(member), record, self.name, member, self._limits.whole)
+            )
             yield record, stream, bool(stat.S_ISREG(member.mode) and member.mode & 0o111)
 
     def _rows(self) -> dict[str, tuple[str, str, str]]:
@@ -275,17 +282,11 @@ class WheelArchive(WheelSource):
             total += member.size
             if member.name.endswith(".py"):
                 sources += member.size
-            if member.name.endswith(".py") or member.name.startswith(f"{self.data_dir}/scripts/"):
-                self._refuse_large(member, self._limits.whole)
+                _refuse_large(self.name, member, self._limits.whole)
         if total > self._limits.total or total > max(self._limits.floor, self._limits.ratio * self._source.size):
             raise WheelError(self.name, f"inflates from {self._source.size} to {total} bytes, more than is accepted")
         if sources > self._limits.sources:
             raise WheelError(self.name, f"has {sources} bytes of Python sources, more than is accepted")
-
-    def _refuse_large(self, member: Member, most: int) -> None:
-        if member.size > most:
-            reason = f"has {member.size} bytes, more than the {most} that are accepted of its kind"
-            raise WheelError(self.name, reason, member=member.name)
 
     def _content(self, member: Member) -> Content:
         kind = Deflated if member.method == zipread.DEFLATED else Stored
@@ -325,3 +326,9 @@ def open_wheel(path: Path, name: str, limits: Limits = DEFAULT_LIMITS) -> Iterat
         except zipread.ZipError as error:
             raise WheelError(name, error.reason, member=error.member) from error
         yield archive
+
+
+def _refuse_large(wheel: str, member: Member, most: int) -> None:
+    if member.size > most:
+        reason = f"has {member.size} bytes, more than the {most} that are accepted of its kind"
+        raise WheelError(wheel, reason, member=member.name)

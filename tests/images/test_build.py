@@ -224,6 +224,22 @@ def test_a_wheel_with_other_bytes_is_refused_and_never_kept(machine: Machine):
     assert machine.build(store).digest == machine.build(machine.store()).digest
 
 
+@pytest.mark.parametrize("place", ["who may execute a file", "the unused end of a deflate stream"])
+def test_a_wheel_that_was_damaged_in_the_store_is_fetched_again(machine: Machine, place: str):
+    """Neither RECORD nor CRC-32 tell of these; the layer would be another one."""
+    store = machine.emptied(place.replace(" ", "-"))
+    wheel = next(made for made in WHEELS if made.file.startswith("app-"))
+    changed = bytearray(wheel.data)
+    if place == "who may execute a file":
+        changed[wheel.data.index(b"PK\1\2") + 40] ^= 1
+    else:
+        changed[wheel.data.index(b"PK\3\4", 4) - 1] ^= 1 << 7
+    store.blob(wheel.digest).write_bytes(changed)
+    assert machine.build(store).digest == machine.build(machine.store()).digest
+    assert store.read(wheel.digest) == wheel.data
+    assert len(list((store.root / "quarantine").iterdir())) == 1
+
+
 def test_an_index_out_of_reach_is_exit_3_and_the_next_run_continues(machine: Machine):
     store = machine.emptied("interrupted")
     fault = machine.index.fail("*/torch-2.7.1-*.whl", status=503)

@@ -60,6 +60,17 @@ def test_blobs(tmp_path: Path):
         store.read(digest)
 
 
+def test_putting_bytes_repairs_what_was_damaged(tmp_path: Path):
+    store = Store(tmp_path)
+    digest = store.put(b"a document")
+    store.blob(digest).write_bytes(b"a dOcument")
+    with pytest.raises(BlobMismatchError) as caught:
+        store.read(digest)
+    assert "envbuilder cache verify" in str(caught.value.hint)
+    assert store.put(b"a document") == digest
+    assert store.read(digest) == b"a document"
+
+
 def test_nothing_is_kept_without_a_commit(tmp_path: Path):
     store = Store(tmp_path / "s")
     with broken_off(), store.writer() as blob:

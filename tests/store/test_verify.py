@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from envbuilder.oci.content import Bytes
+from envbuilder.oci.digest import Digest
 from envbuilder.oci.layer import Directory, File, Hardlink, Symlink
 from envbuilder.store import verify as verify_module
 from envbuilder.store.roots import root_tree
 from envbuilder.store.store import FORMAT, NotInStoreError, Store, StoreDamagedError, StoreFormatError
 from envbuilder.store.unpack import tree_of
-from envbuilder.store.verify import verify
+from envbuilder.store.verify import verify, verify_blobs
 from tests.smallimage import put_image, put_layer
 
 if TYPE_CHECKING:
@@ -203,3 +204,16 @@ def test_two_versions_of_the_tool(tmp_path: Path):
     (tmp_path / "s" / "format").write_bytes(b"\0\0")
     with pytest.raises(StoreDamagedError):
         Store(tmp_path / "s")
+
+
+def test_only_the_blobs_that_were_asked_for_are_hashed(store: Store):
+    good, bad, other = (store.put(data) for data in (b"good", b"bad", b"other"))
+    for digest in (bad, other):
+        store.blob(digest).write_bytes(b"flipped")
+    (damage,) = verify_blobs(store, [good, bad, Digest.of(b"absent"), bad])
+    assert damage.name == bad.hex
+    assert damage.quarantine.read_bytes() == b"flipped"
+    assert store.has(good)
+    assert not store.has(bad)
+    assert store.has(other)
+    assert verify_blobs(store, [good, bad]) == ()

@@ -22,7 +22,7 @@ from envbuilder.images.layering import Group
 from envbuilder.lock.model import Package
 from envbuilder.oci.content import CorruptContentError, Deflated
 from envbuilder.store.store import Store
-from envbuilder.wheels.archive import Limits, WheelError, open_wheel
+from envbuilder.wheels.archive import Limits, MemberStream, WheelError, open_wheel
 from envbuilder.wheels.bytecode import Compiler
 from tests.images.test_packages import Supply, layers
 from tests.wheelmaker import Made, Member, make_wheel, make_zip, record_hash
@@ -273,7 +273,7 @@ def test_wheels_that_are_too_large(tmp_path: Path, limits: Limits, reason: str, 
     assert caught.value.member == member
 
 
-@pytest.mark.parametrize("name", ["thing.py", f"{DATA}/scripts/tool", f"{INFO}/RECORD"])
+@pytest.mark.parametrize("name", ["thing.py", f"{INFO}/RECORD"])
 def test_what_is_read_whole_is_bounded(tmp_path: Path, name: str):
     files = {"thing.py": b"", f"{INFO}/RECORD": b""} | {name: bytes(100_000)}
     refused(
@@ -283,6 +283,18 @@ def test_what_is_read_whole_is_bounded(tmp_path: Path, name: str):
         member=name,
         limits=Limits(whole=50_000),
     )
+
+
+def test_a_script_is_bounded_only_where_it_is_read_whole(tmp_path: Path):
+    made = make_wheel("thing", scripts={"tool": b"#!python\n" + bytes(100_000)})
+    path = made.write(tmp_path)
+    with open_wheel(path, made.file, Limits(whole=50_000)) as wheel:
+        streams = {record[0]: stream for record, stream, _ in wheel.get_contents()}
+        tool = streams["thing-1.0.data/scripts/tool"]
+        assert isinstance(tool, MemberStream)
+        assert sum(len(data) for data in tool.content.chunks()) == 100_009
+        with pytest.raises(WheelError, match="more than the 50000"):
+            tool.read()
 
 
 def test_folders_that_names_imply_are_bounded(tmp_path: Path):
