@@ -171,7 +171,7 @@ def _footing(store: Store, leases: Iterable[Lease]) -> _Footing:
 
 def _worthless(store: Store, footing: _Footing, found: Usage) -> Iterator[Doomed]:
     root = store.root
-    for pattern in (f"{PREFIX}*", f"*/{PREFIX}*", f"known/*/{PREFIX}*", f"blobs/sha256/{PREFIX}*"):
+    for pattern in (f"{PREFIX}*", f"*/{PREFIX}*", f"known/*/{PREFIX}*", f"blobs/sha256/{PREFIX}*", f"apt/*/{PREFIX}*"):
         yield from _entries(root.glob(pattern), "temporary", Reason.TEMPORARY, lambda s: _is_left_over(s, footing))
     yield from _entries(root.glob("trash/*"), "trash", Reason.TRASH)
     partial = named_by_digest(root / "partial")
