@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from envbuilder.lock.files import format_lock
 from envbuilder.oci.content import Bytes
 from envbuilder.oci.digest import Digest
-from envbuilder.oci.layer import Directory, Entry, File, Symlink
+from envbuilder.oci.layer import Directory, Entry, File, Symlink, revision
 from envbuilder.oci.model import CONFIG, Config, Descriptor, History, Image, Manifest
 from envbuilder.spec.accelerator import ACCELERATORS
 from envbuilder.spec.drivers import driver_floor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from envbuilder.images.base import PulledBase
     from envbuilder.lock.model import Lock
+    from envbuilder.oci.blob import Compression
     from envbuilder.oci.model import Layer
     from envbuilder.spec.environment import Environment
     from envbuilder.spec.recipe import Recipe
@@ -82,6 +83,11 @@ def metadata_entries(lock: Lock, frame: Frame) -> list[Entry]:
         Directory(SHARE),
         File(f"{SHARE}/{lock.environment}.lock.toml", Bytes(format_lock(lock).encode())),
     ]
+
+
+def metadata_key(entries: Sequence[Entry], compression: Compression) -> str:
+    """Return the key of the layer that these entries make: all that they hold, and how layers are written."""
+    return f"metadata {Digest.of(repr(entries).encode())} {revision(compression)}"
 
 
 def labels(environment: Environment, lock: Lock, origin: Origin) -> dict[str, str]:

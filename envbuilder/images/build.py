@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from envbuilder import parallel, report
 from envbuilder.errors import HostError
-from envbuilder.images.assemble import Frame, ImagePython, Made, Origin, assemble, metadata_entries
+from envbuilder.images.assemble import Frame, ImagePython, Made, Origin, assemble, metadata_entries, metadata_key
 from envbuilder.images.layering import plan
-from envbuilder.images.packages import PackageLayers
+from envbuilder.images.packages import KIND, PackageLayers, known_layer
 from envbuilder.oci.blob import Compression
 from envbuilder.oci.layer import write_layer
 from envbuilder.spec.recipe import ImageBase
@@ -242,9 +242,14 @@ def _with_metadata(source: Source, layers: Sequence[Layer], frame: Frame, store:
 
 
 def _metadata_layer(stage: Stage, frame: Frame, compression: Compression, store: Store) -> Layer:
+    entries = metadata_entries(stage.lock, frame)
+    key = metadata_key(entries, compression)
+    if (known := known_layer(store, key)) is not None:
+        return known
     with store.writer() as blob:
-        layer = write_layer(metadata_entries(stage.lock, frame), blob.file, compression)
+        layer = write_layer(entries, blob.file, compression)
         blob.commit(layer.digest)
+    store.remember(KIND, key, layer.to_json())
     report.detail(f"layer {layer.digest} ({layer.size} bytes): {stage.lock.environment}: metadata")
     return layer
 

@@ -274,6 +274,9 @@ class Store:
         self.put(image.documents.manifest)
         descriptor = image.descriptor
         named = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size, {_NAME: name})
+        if named in self._index():
+            touch(self.blob(descriptor.digest))
+            return descriptor
         sync_folder(self.root / "blobs" / "sha256")  # before the index says that they are there
         with self.lock("index"):
             others = [d for d in self._index() if d.annotations.get(_NAME) != name]
