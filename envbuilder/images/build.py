@@ -11,6 +11,7 @@ from envbuilder.images.assemble import Frame, ImagePython, Made, Origin, assembl
 from envbuilder.images.layering import plan
 from envbuilder.images.packages import KIND, PackageLayers, known_layer
 from envbuilder.oci.blob import Compression
+from envbuilder.oci.digest import Digest
 from envbuilder.oci.layer import write_layer
 from envbuilder.spec.recipe import ImageBase
 from envbuilder.system.debian import SystemPlan, make_system
@@ -244,7 +245,9 @@ def _with_metadata(source: Source, layers: Sequence[Layer], frame: Frame, store:
 def _metadata_layer(stage: Stage, frame: Frame, compression: Compression, store: Store) -> Layer:
     entries = metadata_entries(stage.lock, frame)
     key = metadata_key(entries, compression)
-    if (known := known_layer(store, key)) is not None:
+    known = known_layer(store, key)
+    # It is small: so a damaged one is found and made again here, without a `cache verify`.
+    if known is not None and Digest.of_file(store.blob(known.digest)) == known.digest:
         return known
     with store.writer() as blob:
         layer = write_layer(entries, blob.file, compression)
