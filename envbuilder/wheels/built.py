@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from envbuilder import parallel
 from envbuilder.oci.digest import Digest
 from envbuilder.oci.model import canonical_json
 from envbuilder.run import run
@@ -44,9 +45,13 @@ class Tools:
 def find_tools(python: Path) -> Tools:
     """Return what builds here: ``python``, to the patch level and how it was built, and the C compiler, if any."""
     code = "import sys, sysconfig; print(sys.version, sysconfig.get_platform())"
-    version = run([python, "-I", "-c", code]).stdout.strip()
     compiler = shutil.which((os.environ.get("CC", "").split() or ["cc"])[0])
-    return Tools(version, run([compiler, "--version"]).stdout.partition("\n")[0] if compiler is not None else "")
+    questions: list[list[str | Path]] = [[python, "-I", "-c", code]]
+    if compiler is not None:
+        questions.append([compiler, "--version"])
+    # Both at once: every build asks.
+    version, *rest = parallel.run_all(lambda argv: run(argv).stdout, questions, workers=2)
+    return Tools(version.strip(), rest[0].partition("\n")[0] if rest else "")
 
 
 def build_key(package: Package, exclude_newer: str, tools: Tools) -> str:
