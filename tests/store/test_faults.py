@@ -48,15 +48,8 @@ def test_kill_9_hundreds_of_times(tmp_path: Path, seed: int):
     assert counts["lost"] == counts["unclean"] == 0
 
 
-def test_four_writers_and_a_collector(tmp_path: Path):
-    counts = torture(tmp_path / "s", "together", 12, 2)
-    assert counts["finished"] > 40
-    assert counts["collected"] > 0
-    assert counts["lost"] == counts["unclean"] == counts["failed"] == 0
-
-
 @pytest.mark.slow
-def test_four_writers_and_a_collector_for_long(tmp_path: Path):
+def test_four_writers_and_a_collector(tmp_path: Path):
     counts = torture(tmp_path / "s", "together", 150, 3)
     assert counts["finished"] > 500
     assert counts["collected"] > 0

@@ -102,9 +102,9 @@ def archive(seed: int) -> list[TarMember]:
 
 
 def test_both_ways_agree_whatever_the_members(store: Store):
-    """60 layers: the same tree, or the same refusal."""
+    """24 layers: the same tree, or the same refusal."""
     refused = 0
-    for seed in range(60):
+    for seed in range(24):
         layer = put_parts(store, tar_of(archive(seed)), step=random.Random(seed).choice([512, 512, 100, 1024, 5000]))  # noqa: S311
         results: list[object] = []
         for one in (layer, put_gzip(store, tar_of(archive(seed)))):
@@ -114,7 +114,7 @@ def test_both_ways_agree_whatever_the_members(store: Store):
                 results.append(error.message)
                 refused += 1
         assert results[0] == results[1], seed
-    assert 15 < refused < 105
+    assert 5 < refused < 43
 
 
 def test_our_own_layers(store: Store):
