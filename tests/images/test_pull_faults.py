@@ -21,6 +21,7 @@ from envbuilder.registry.reference import Reference
 from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.store import Store
 from envbuilder.store.unpack import UnpackError, tree_of
+from tests.engines import mount_small_disk
 from tests.images.transfer import image, push_to
 from tests.registries import fake_registry, private_configuration, quick_retries
 
@@ -229,12 +230,7 @@ def test_a_disk_that_fills_up(registry: FakeRegistry, source: Store, tmp_path: P
     made = image(source, "one", ["a", "b", "c", "d", "e", "f"])
     reference = push_to(registry, "team/one", made, source)
     small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=False, capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("a small file system can be mounted by root only")
+    mount_small_disk(small, "1m")
     try:
         store = Store(small / "store")
         kept = store.put(b"what was there")

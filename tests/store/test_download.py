@@ -14,6 +14,7 @@ from envbuilder.atomic import DiskFullError
 from envbuilder.store.download import Source, download
 from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.store import Store
+from tests.engines import mount_small_disk
 from tests.indexes import serve
 from tests.wheelmaker import make_wheel
 
@@ -214,12 +215,7 @@ def test_error_elsewhere_stops_it(server: IndexServer, store: Store, session: re
 
 def test_full_disk(server: IndexServer, session: requests.Session, tmp_path: Path):
     small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=False, capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip("a small file system can be mounted by root only")
+    mount_small_disk(small, "1m")
     try:
         store = Store(small / "store")
         kept = store.put(b"what was there")

@@ -18,6 +18,7 @@ from envbuilder.oci.digest import Digest
 from envbuilder.store.gc import carry_out, make_plan
 from envbuilder.store.store import Store
 from envbuilder.store.verify import verify
+from tests.engines import mount_small_disk
 
 WORKER = Path(__file__).parent / "killed.py"
 
@@ -68,17 +69,10 @@ def write(store: Store, data: bytes) -> None:
         blob.commit(Digest.of(data))
 
 
-def mount(folder: Path, size: str) -> None:
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.run(words, check=False, capture_output=True).returncode != 0:
-        pytest.skip("a small file system can be mounted by root only")
-
-
 def test_without_a_single_page_left_verify_and_the_collector_work(tmp_path: Path):
     """They cannot write down what they use, and must not wait for themselves."""
     small = tmp_path / "small"
-    mount(small, "200k")
+    mount_small_disk(small, "200k")
     try:
         store = Store(small / "store")
         digest = store.put(bytes(9000))
@@ -98,7 +92,7 @@ def test_without_a_single_page_left_verify_and_the_collector_work(tmp_path: Path
 @pytest.mark.parametrize("size", ["200k", "1m"])
 def test_a_disk_that_fills_up(tmp_path: Path, size: str):
     small = tmp_path / "small"
-    mount(small, size)
+    mount_small_disk(small, size)
     try:
         store = Store(small / "store")
         kept: list[Digest] = []

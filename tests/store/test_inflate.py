@@ -56,10 +56,10 @@ class Listener:
         self.said.append(f"{kind.value}: {text}")
 
     def begin(self, label: str, total: int | None) -> Task:
-        raise NotImplementedError(label, total)
+        raise AssertionError(f"no task was to be reported: {label}, {total}")
 
     def end(self, task: Task) -> None:
-        raise NotImplementedError(task)
+        raise AssertionError(f"no task was to be reported: {task}")
 
 
 def unpacked(store: Store, layer: Layer) -> dict[str, object]:
