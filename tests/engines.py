@@ -61,15 +61,17 @@ def need(program: str) -> None:
         unavailable(f"`{program}` is not installed")
 
 
-def mount_small_disk(folder: Path, size: str) -> None:
-    """Make ``folder`` a file system of its own with room for ``size`` (``1m``); skip the test where that is forbidden.
-
-    Who calls unmounts it.
-    """
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Make ``folder`` a file system in memory with room for ``size`` (``1m``) inside the block."""
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(words, check=False, capture_output=True).returncode != 0:
-        pytest.skip("a small file system can be mounted by root only")
+        unavailable("a small file system can be mounted by root only")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a failure holds files of it
 
 
 @contextmanager

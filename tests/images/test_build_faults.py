@@ -30,7 +30,7 @@ from envbuilder.store.roots import root_tree
 from envbuilder.store.store import Store
 from envbuilder.store.verify import verify
 from envbuilder.wheels.fetch import NoRoomError
-from tests.engines import unavailable
+from tests.engines import small_disk
 from tests.images.test_build import MINOR, Machine, machine  # noqa: F401  # a fixture
 
 if TYPE_CHECKING:
@@ -257,19 +257,6 @@ def collect_all(cache: Path) -> int:
 
 
 # -- no room ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system in memory that has so much room."""
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.run(words, check=False, capture_output=True).returncode != 0:
-        unavailable("a small file system can be mounted by root only")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)  # a failure holds files of it
 
 
 def fails_for_room(workshop: Workshop, store: Store) -> str | None:

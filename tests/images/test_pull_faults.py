@@ -21,7 +21,7 @@ from envbuilder.registry.reference import Reference
 from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.store import Store
 from envbuilder.store.unpack import UnpackError, tree_of
-from tests.engines import mount_small_disk
+from tests.engines import small_disk
 from tests.images.transfer import image, push_to
 from tests.registries import fake_registry, private_configuration, quick_retries
 
@@ -230,8 +230,7 @@ def test_a_disk_that_fills_up(registry: FakeRegistry, source: Store, tmp_path: P
     made = image(source, "one", ["a", "b", "c", "d", "e", "f"])
     reference = push_to(registry, "team/one", made, source)
     small = tmp_path / "small"
-    mount_small_disk(small, "1m")
-    try:
+    with small_disk(small, "1m"):
         store = Store(small / "store")
         kept = store.put(b"what was there")
         with pytest.raises(DiskFullError, match="no space left"):
@@ -244,5 +243,3 @@ def test_a_disk_that_fills_up(registry: FakeRegistry, source: Store, tmp_path: P
         check(store, made)
         assert pulled.received < sum(layer.size for layer in made.manifest.layers)
         store.close()
-    finally:
-        subprocess.run(["umount", "--lazy", small], check=True)

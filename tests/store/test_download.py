@@ -14,7 +14,7 @@ from envbuilder.atomic import DiskFullError
 from envbuilder.store.download import Source, download
 from envbuilder.store.partial import WrongBytesError
 from envbuilder.store.store import Store
-from tests.engines import mount_small_disk
+from tests.engines import small_disk
 from tests.indexes import serve
 from tests.wheelmaker import make_wheel
 
@@ -215,8 +215,7 @@ def test_error_elsewhere_stops_it(server: IndexServer, store: Store, session: re
 
 def test_full_disk(server: IndexServer, session: requests.Session, tmp_path: Path):
     small = tmp_path / "small"
-    mount_small_disk(small, "1m")
-    try:
+    with small_disk(small, "1m"):
         store = Store(small / "store")
         kept = store.put(b"what was there")
         with pytest.raises(DiskFullError, match="no space left"):
@@ -224,5 +223,3 @@ def test_full_disk(server: IndexServer, session: requests.Session, tmp_path: Pat
         assert store.read(kept) == b"what was there"
         assert not store.has(BIG.digest)
         store.close()
-    finally:
-        subprocess.run(["umount", small], check=True)

@@ -18,7 +18,7 @@ from envbuilder.oci.digest import Digest
 from envbuilder.store.gc import carry_out, make_plan
 from envbuilder.store.store import Store
 from envbuilder.store.verify import verify
-from tests.engines import mount_small_disk
+from tests.engines import small_disk
 
 WORKER = Path(__file__).parent / "killed.py"
 
@@ -72,8 +72,7 @@ def write(store: Store, data: bytes) -> None:
 def test_without_a_single_page_left_verify_and_the_collector_work(tmp_path: Path):
     """They cannot write down what they use, and must not wait for themselves."""
     small = tmp_path / "small"
-    mount_small_disk(small, "200k")
-    try:
+    with small_disk(small, "200k"):
         store = Store(small / "store")
         digest = store.put(bytes(9000))
         store.close()
@@ -85,15 +84,12 @@ def test_without_a_single_page_left_verify_and_the_collector_work(tmp_path: Path
         store.close()
         assert len(carry_out(store, make_plan(store, 0, young=0)).removed) == 1
         store.close()
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 @pytest.mark.parametrize("size", ["200k", "1m"])
 def test_a_disk_that_fills_up(tmp_path: Path, size: str):
     small = tmp_path / "small"
-    mount_small_disk(small, size)
-    try:
+    with small_disk(small, size):
         store = Store(small / "store")
         kept: list[Digest] = []
         with pytest.raises(DiskFullError):
@@ -110,5 +106,3 @@ def test_a_disk_that_fills_up(tmp_path: Path, size: str):
         store.close()
         assert verify(store).clean
         store.close()
-    finally:
-        subprocess.run(["umount", small], check=True)
